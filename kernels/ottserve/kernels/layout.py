@@ -1,0 +1,101 @@
+"""Where each part of a page lies, in 16-bit words. The picture is in kernels/README.md. Allocates nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+EXACT_BITS = 16
+WORD_BITS = 16
+MAX_FP16 = 65504.0
+
+
+@dataclass(frozen=True, slots=True)
+class PageLayout:
+    """The page of one layer and KV head.
+
+    Attributes:
+        group: G, tokens a page holds; a multiple of 16.
+        head_size: D.
+        k_bits, v_bits: 1, 2, 4, 8, or 16 for exact elements.
+        k_subgroups: parts of the group with a key scale and zero of their own; divides `group`.
+        exact_dtype: dtype of elements kept exact (at 16 bit, in tails and among outliers).
+    """
+
+    group: int
+    head_size: int
+    k_bits: int
+    v_bits: int
+    k_subgroups: int = 1
+    exact_dtype: torch.dtype = torch.float16
+
+    @property
+    def key_rows(self) -> int:
+        """Word rows of the key codes; also words per channel if values had as many bits."""
+        return self.group * self.k_bits // WORD_BITS
+
+    @property
+    def value_columns(self) -> int:
+        """Words of the value codes per channel."""
+        return self.group * self.v_bits // WORD_BITS
+
+    @property
+    def value_codes_at(self) -> int:
+        """Offset of the value codes (the key codes start at 0)."""
+        return self.key_rows * self.head_size
+
+    @property
+    def key_scale_at(self) -> int:
+        """Offset of the key scales; the key zeros follow them."""
+        return self.value_codes_at + self.head_size * self.value_columns
+
+    @property
+    def key_scale_words(self) -> int:
+        """Words of the key scales alone, none at 16 bit."""
+        return 0 if self.k_bits == EXACT_BITS else self.k_subgroups * self.head_size
+
+    @property
+    def value_scale_at(self) -> int:
+        """Offset of the value scales; the value zeros follow them."""
+        return self.key_scale_at + 2 * self.key_scale_words
+
+    @property
+    def value_scale_words(self) -> int:
+        """Words of the value scales alone, none at 16 bit."""
+        return 0 if self.v_bits == EXACT_BITS else self.group
+
+    @property
+    def mask_at(self) -> int:
+        """Offset of the mask."""
+        return self.value_scale_at + 2 * self.value_scale_words
+
+    @property
+    def words(self) -> int:
+        """W, words of the whole page."""
+        return self.mask_at + self.group // WORD_BITS
+
+    def key_codes(self, pages: Tensor) -> Tensor:
+        """View int16 `[..., W]` as key words `[..., G·b/16, D]`."""
+        return pages[..., : self.value_codes_at].unflatten(-1, (self.key_rows, self.head_size))
+
+    def value_codes(self, pages: Tensor) -> Tensor:
+        """View int16 `[..., W]` as value words `[..., D, G·b/16]`."""
+        return pages[..., self.value_codes_at : self.key_scale_at].unflatten(-1, (self.head_size, self.value_columns))
+
+    def key_scales(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """View int16 `[..., W]` as key scale and zero, fp16 `[..., k_subgroups, D]` each."""
+        scale_zero = pages[..., self.key_scale_at : self.value_scale_at].view(torch.float16)
+        scale, zero = scale_zero.unflatten(-1, (2, self.k_subgroups, self.head_size)).unbind(-3)
+        return scale, zero
+
+    def value_scales(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """View int16 `[..., W]` as value scale and zero, fp16 `[..., G]` each."""
+        scale_zero = pages[..., self.value_scale_at : self.mask_at].view(torch.float16)
+        scale, zero = scale_zero.unflatten(-1, (2, self.group)).unbind(-2)
+        return scale, zero
+
+    def mask_words(self, pages: Tensor) -> Tensor:
+        """View int16 `[..., W]` as mask words `[..., G/16]`."""
+        return pages[..., self.mask_at :]

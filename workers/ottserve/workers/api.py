@@ -1,0 +1,307 @@
+"""What a gateway and a replica say to each other. Standard library only; every value here can be pickled.
+
+Knows nothing of gRPC messages (the gateway translates), of tensors, or of Ray.
+Token counts are `num_*`; times are seconds as `*_s`; moments are UNIX times as `*_at`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class FinishReason(enum.Enum):
+    """Why a generation ended. One value for every way there is."""
+
+    EOS = "eos"
+    LENGTH = "length"
+    STOP_STRING = "stop_string"
+    STOP_TOKEN = "stop_token"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen.
+
+    Attributes:
+        temperature: 0 is greedy; otherwise logits are divided by it. Finite, in [0, 100].
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches this; in (0, 1].
+        seed: 64-bit seed of this request's own random stream; the gateway draws one when the caller gave none.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StopParams:
+    """When a generation ends.
+
+    Attributes:
+        max_new_tokens: at least 1; already clamped by the gateway to what the context has room for.
+        stop: strings that end the generation where they first appear, none of them empty.
+        include_stop_text: whether the matched string is part of the answer.
+    """
+
+    max_new_tokens: int
+    stop: tuple[str, ...] = ()
+    include_stop_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationTask:
+    """A validated request. Whatever is in here can be served; nothing in here is ignored.
+
+    Attributes:
+        request_id: unique among live requests.
+        prompt_ids: at least one token id, all within the vocabulary.
+        received_at: when the gateway took the request in; queue time counts from here.
+        deadline_at: when the caller stops waiting, or None.
+        skip_special_tokens: leave EOS and the like out of the text (their ids are always reported).
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stops: StopParams
+    received_at: float
+    deadline_at: float | None = None
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts. `num_cached_tokens` of the prompt came from the prefix cache; stop text is counted by token."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time of a request went. `first_token_s` counts from `received_at`."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    first_token_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a generation. `matched_stop` is the stop string, when one ended it."""
+
+    reason: FinishReason
+    usage: Usage
+    timings: Timings
+    seed: int
+    matched_stop: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextChunk:
+    """What has gathered for a stream. Concatenated `text` is the answer; the last chunk alone carries `finish`."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What the gateway needs to tokenise by itself: `tokenizer.json`, the chat template and the tokens it names."""
+
+    tokenizer_json: str
+    chat_template: str | None
+    special_tokens: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a caller may want to know of the model. `context_length` bounds prompt plus completion, in tokens."""
+
+    name: str
+    architecture: str
+    num_parameters: int
+    context_length: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    default_temperature: float
+    default_top_k: int
+    default_top_p: float
+    random_weights: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """The effective settings of a replica: what runs, not what was asked for.
+
+    Attributes:
+        backend: "triton" or "torch" (the references).
+        device: as PyTorch names it, with the card's name.
+        k_bits, v_bits: bits of a stored element; 16 means kept exact.
+        bytes_per_token: page bytes of one token over all layers; tails and pools are in `slot_bytes`.
+        bits_per_element: page bits of one stored element, with scales, zeros and masks.
+        token_capacity: tokens that all pages hold together.
+    """
+
+    version: str
+    backend: str
+    device: str
+    dtype: str
+    policy: str
+    k_bits: int
+    v_bits: int
+    group: int
+    window: int
+    pool: int
+    evicted: int
+    num_pages: int
+    num_slots: int
+    page_bytes: int
+    slot_bytes: int
+    bytes_per_token: float
+    bits_per_element: float
+    token_capacity: int
+    prefix_cache: bool
+    graphs: bool
+    max_running: int
+    max_waiting: int
+    max_waiting_tokens: int
+    max_tokens_per_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaInfo:
+    """Told once by a replica when it is ready."""
+
+    replica_id: str
+    model: ModelInfo
+    server: ServerInfo
+    tokenizer: TokenizerFiles
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """A replica's state at one moment. Used + cached + free = total, for pages and for slots.
+
+    The pool fields count over all (running sequence, layer, KV head) triples.
+    """
+
+    replica_id: str
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    pages_used: int
+    pages_cached: int
+    pages_free: int
+    pages_total: int
+    slots_used: int
+    slots_free: int
+    slots_total: int
+    pool_places_used: int = 0
+    pool_places_total: int = 0
+    evicted_places_used: int = 0
+    evicted_places_total: int = 0
+    frozen_heads: int = 0
+    decode_tokens_per_s: float = 0.0
+    last_step_at: float | None = None
+
+
+@dataclass(eq=False)
+class OttserveError(Exception):
+    """Root of the errors a caller may be told. `message` is fit for a caller: no path, no traceback."""
+
+    message: str
+
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), dict(self.__dict__))
+
+
+def _rebuild(kind: type[OttserveError], fields: dict[str, object]) -> OttserveError:
+    return kind(**fields)
+
+
+@dataclass(eq=False)
+class InvalidField(OttserveError):
+    """A request that can never be served. Names the field, the value as given, and the limit it broke."""
+
+    field: str
+    value: str
+    limit: str
+
+
+def invalid(field: str, value: object, limit: str) -> InvalidField:
+    """An `InvalidField` whose message names all three; a long value is cut."""
+    shown = repr(value)
+    if len(shown) > 80:
+        shown = f"{shown[:77]}..."
+    return InvalidField(f"{field}: {limit}, got {shown}", field, shown, limit)
+
+
+@dataclass(eq=False)
+class NotImplementedField(InvalidField):
+    """A field of the contract that this version does not serve yet. Refused, never ignored."""
+
+
+@dataclass(eq=False)
+class QueueFull(OttserveError):
+    """Too many requests or tokens are waiting. Nothing was queued."""
+
+    retry_after_ms: int = 1000
+
+
+@dataclass(eq=False)
+class Unavailable(OttserveError):
+    """No replica can take the request now; nothing was generated, so it is safe to try again."""
+
+    retry_after_ms: int = 1000
+
+
+@dataclass(eq=False)
+class StreamBroken(OttserveError):
+    """The replica was lost after the first token. A new try may give another answer."""
+
+
+@dataclass(eq=False)
+class DuplicateRequest(OttserveError):
+    """A live request already has this id; that one goes on."""
+
+
+@dataclass(eq=False)
+class UnknownModel(OttserveError):
+    """No replica serves the model asked for."""
+
+
+@dataclass(eq=False)
+class DeadlineExceeded(OttserveError):
+    """The caller's deadline passed; its pages and slot are free again."""
+
+
+@dataclass(eq=False)
+class Internal(OttserveError):
+    """Our fault. `reason` is a short label for metrics and logs."""
+
+    reason: str = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class AbortResult:
+    """Whether an abort found a live request. Aborting twice, or an unknown or finished id, finds none."""
+
+    request_id: str
+    found: bool
+
+

@@ -1,0 +1,94 @@
+"""The shape and the bytes of a KV cache, by formula. Knows no tensor: the store must measure the same numbers.
+
+Letters (kernels/README.md): L layers, J KV heads, D head size, G group, R window, O pool places, E evicted places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Keep = Literal["smallest", "largest"]
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """One cache policy over one model shape.
+
+    Attributes:
+        group: G, consecutive tokens sealed into one page.
+        window: R, newest tokens that always stay exact.
+        k_bits, v_bits: 1, 2, 4 or 8; 16 keeps that tensor exact.
+        k_subgroups: parts of a group that have a key scale and zero of their own.
+        pool: O, outlier tokens kept exact per layer and KV head; 0 switches tracing off.
+        evicted: E, places for tokens that lost their pool place.
+        plain_layers: layers that trace no outliers.
+        keep: which scores are the outliers; "largest" is the classic wrong reading, kept for comparison.
+        fit_rounds: least-squares rounds after the min/max codes; 0 is the paper's quantiser.
+        slot_element_bytes: bytes of an element in tails and pools.
+    """
+
+    policy: str
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    group: int = 128
+    window: int = 32
+    k_bits: int = 2
+    v_bits: int = 2
+    k_subgroups: int = 1
+    pool: int = 3
+    evicted: int = 32
+    plain_layers: tuple[int, ...] = (0, 1)
+    keep: Keep = "smallest"
+    fit_rounds: int = 0
+    slot_element_bytes: int = 2
+
+    @property
+    def tail_capacity(self) -> int:
+        """Tokens a tail holds: a full group beside the window. Reaching it seals the oldest group."""
+        return self.group + self.window
+
+    def sealed_pages(self, num_tokens: int) -> int:
+        """Pages of a sequence once `num_tokens` are stored and the step that stored them has ended."""
+        return max(0, (num_tokens - self.window) // self.group)
+
+    def pool_size(self, layer: int) -> int:
+        """Pool places of a layer."""
+        return 0 if layer in self.plain_layers else self.pool
+
+    @property
+    def page_head_bytes(self) -> int:
+        """Bytes of one page in one layer and KV head: codes, scales, zeros, and the mask of replaced positions."""
+        elements = self.group * self.head_size
+        keys = elements * self.k_bits // 8 + (4 * self.head_size * self.k_subgroups if self.k_bits < 16 else 0)
+        values = elements * self.v_bits // 8 + (4 * self.group if self.v_bits < 16 else 0)
+        return keys + values + self.group // 8
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers and KV heads."""
+        return self.num_layers * self.num_kv_heads * self.page_head_bytes
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot: tail, pool and evicted pool with their scores, positions, counts and frozen marks."""
+        places = self.pool + self.evicted
+        exact = 2 * (self.tail_capacity + places) * self.head_size * self.slot_element_bytes
+        bookkeeping = places * (4 + 4) + 4 + 1
+        return self.num_layers * self.num_kv_heads * (exact + bookkeeping)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Page bytes of one token over all layers."""
+        return self.page_bytes / self.group
+
+    @property
+    def bits_per_element(self) -> float:
+        """Page bits of one stored element, scales, zeros and masks included."""
+        return self.page_head_bytes * 8 / (2 * self.group * self.head_size)
+
+    @property
+    def fingerprint(self) -> str:
+        """Names everything that changes what a page holds. Pages of unequal fingerprints must never be mixed."""
+        return repr(self)

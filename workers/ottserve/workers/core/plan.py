@@ -1,0 +1,46 @@
+"""What one step computes. Made by the scheduler, read by the engine; holds numbers and ids, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """The part of one sequence in a step.
+
+    Attributes:
+        request_id: whose it is.
+        slot_id: its slot; 0 is the dummy that padding writes to and nothing reads.
+        token_ids: the tokens to compute, in order.
+        start: position of the first of them; as many tokens are stored already.
+        page_ids: every page of the sequence once this step has sealed, oldest first.
+        num_sealed: pages that hold history before the step; `page_ids[num_sealed:]` are filled in it.
+        samples: whether the last token's logits choose a new token (false inside a prompt).
+    """
+
+    request_id: str
+    slot_id: int
+    token_ids: tuple[int, ...]
+    start: int
+    page_ids: tuple[int, ...]
+    num_sealed: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: decode rows (one token each, computed together) and prompt chunks (one or more tokens each)."""
+
+    decodes: tuple[SequenceStep, ...]
+    chunks: tuple[SequenceStep, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the step computes."""
+        return len(self.decodes) + sum(len(chunk.token_ids) for chunk in self.chunks)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self.decodes and not self.chunks

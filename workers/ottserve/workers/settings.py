@@ -1,0 +1,93 @@
+"""Settings of a replica, by owner. Values as the operator wrote them; what depends on the model is resolved when it loads.
+
+Unknown names are errors. The gateway has its own settings; the command `ottserve serve` reads both from one file.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+CodeBits = Literal[1, 2, 4, 8, 16]
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses unknown names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelSettings(Section):
+    """Which model, and how it is loaded."""
+
+    path: str = Field("smollm2-135m-instruct", description="Local folder, GGUF file, hub id, or the bundled default.")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+        "auto", description="Dtype of the weights; auto is float32 on a CPU, the checkpoint's own on a GPU."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU when there is one.")
+    max_context: int | None = Field(None, ge=1, description="Tokens of prompt plus answer; default: the model's own.")
+
+
+class CacheSettings(Section):
+    """How keys and values are stored (kernels/README.md has the letters)."""
+
+    policy: Literal["ott", "kivi", "fp16"] = Field("ott", description="Outlier tracing, plain 2-bit, or 16 bit.")
+    k_bits: CodeBits | None = Field(None, description="Bits of a stored key element; default 2, or 16 for fp16.")
+    v_bits: CodeBits | None = Field(None, description="Bits of a stored value element; default 2, or 16 for fp16.")
+    group: int = Field(128, description="G, tokens of a page; a power of two from 32 to 256.")
+    window: int = Field(32, ge=1, description="R, newest tokens that always stay exact.")
+    pool: int | None = Field(None, ge=0, description="O, outlier tokens kept exact per layer and KV head; default 3.")
+    evicted: int | None = Field(None, ge=0, description="E, places for tokens that lost their pool place; default 32.")
+    plain_layers: tuple[int, ...] = Field((0, 1), description="Layers that trace no outliers.")
+    keep: Literal["smallest", "largest"] = Field("smallest", description="Which key norms are the outliers.")
+    k_subgroups: int = Field(1, ge=1, description="Parts of a group with a key scale of their own.")
+    fit_rounds: int = Field(0, ge=0, le=32, description="Least-squares rounds of the quantiser; 0 is min/max.")
+    memory_bytes: int | None = Field(None, ge=1, description="Memory of pages and slots; default: see docs.")
+    num_pages: int | None = Field(None, ge=2, description="Pages, instead of what memory_bytes gives.")
+
+
+class SchedulerSettings(Section):
+    """What may run and wait at once."""
+
+    max_running: int = Field(16, ge=1, le=1024, description="Sequences computed together (slots).")
+    max_tokens_per_step: int = Field(512, ge=1, description="Tokens of one step, decode rows and prompt chunks.")
+    max_waiting: int = Field(256, ge=1, description="Requests that may wait.")
+    max_waiting_tokens: int = Field(262144, ge=1, description="Prompt tokens that may wait, over all requests.")
+    aligned_chunks: bool = Field(
+        False, description="Cut prompts at seal points, so that any way of computing them gives the same codes."
+    )
+
+
+class OutputSettings(Section):
+    """How answers leave the replica."""
+
+    message_interval_ms: float = Field(20.0, ge=0, le=1000, description="At most one message a stream in this time.")
+    log_prompts: bool = Field(False, description="Write prompt text to the log. Off, since prompts are private.")
+
+
+class MetricsSettings(Section):
+    """The replica's own Prometheus endpoint."""
+
+    host: str = Field("0.0.0.0", description="Address that Prometheus scrapes.")
+    port: int = Field(0, ge=0, le=65535, description="Port; 0 takes a free one, published by the gateway's /sd.")
+
+
+class EngineSettings(Section):
+    """All that a replica needs to start."""
+
+    model: ModelSettings = ModelSettings()  # type: ignore[call-arg]
+    cache: CacheSettings = CacheSettings()  # type: ignore[call-arg]
+    scheduler: SchedulerSettings = SchedulerSettings()  # type: ignore[call-arg]
+    output: OutputSettings = OutputSettings()  # type: ignore[call-arg]
+    metrics: MetricsSettings = MetricsSettings()  # type: ignore[call-arg]
+    seed: int = Field(0, ge=0, description="Seeds random weights; a request's own seed is drawn by the gateway.")
+
+    @model_validator(mode="after")
+    def _contradictions(self) -> Self:
+        cache = self.cache
+        if cache.policy == "fp16" and {cache.k_bits, cache.v_bits} - {None, 16}:
+            raise ValueError(f"cache.k_bits={cache.k_bits}, cache.v_bits={cache.v_bits}: policy fp16 stores 16 bits")
+        if cache.policy != "ott" and (cache.pool or cache.evicted):
+            raise ValueError(f"cache.pool={cache.pool}, cache.evicted={cache.evicted}: policy {cache.policy} has no pool")
+        return self
