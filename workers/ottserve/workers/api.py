@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 
 class FinishReason(enum.Enum):
@@ -230,7 +231,7 @@ class OttserveError(Exception):
         return _rebuild, (type(self), dict(self.__dict__))
 
 
-def _rebuild(kind: type[OttserveError], fields: dict[str, object]) -> OttserveError:
+def _rebuild(kind: type[OttserveError], fields: dict[str, Any]) -> OttserveError:
     return kind(**fields)
 
 
@@ -303,5 +304,3 @@ class AbortResult:
 
     request_id: str
     found: bool
-
-

@@ -1,4 +1,4 @@
-"""Settings of a replica, by owner. Values as the operator wrote them; what depends on the model is resolved when it loads.
+"""Settings of a replica, by owner, as the operator wrote them; what depends on the model is resolved when it loads.
 
 Unknown names are errors. The gateway has its own settings; the command `ottserve serve` reads both from one file.
 """
@@ -89,5 +89,7 @@ class EngineSettings(Section):
         if cache.policy == "fp16" and {cache.k_bits, cache.v_bits} - {None, 16}:
             raise ValueError(f"cache.k_bits={cache.k_bits}, cache.v_bits={cache.v_bits}: policy fp16 stores 16 bits")
         if cache.policy != "ott" and (cache.pool or cache.evicted):
-            raise ValueError(f"cache.pool={cache.pool}, cache.evicted={cache.evicted}: policy {cache.policy} has no pool")
+            raise ValueError(
+                f"cache.pool={cache.pool}, cache.evicted={cache.evicted}: policy {cache.policy} has no pool"
+            )
         return self
