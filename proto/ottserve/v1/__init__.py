@@ -1,0 +1,1 @@
+"""The wire contract: generated from `generation.proto` by `proto/generate.py`, never edited."""
