@@ -1,0 +1,37 @@
+"""What an engine has counted since it was made. Knows neither Prometheus nor how the numbers come about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """Cumulative numbers; none ever falls.
+
+    Attributes:
+        num_prompt_tokens_computed, num_prompt_tokens_cached: prompt tokens by where their keys and values came from.
+        num_generated_tokens: tokens sampled and kept.
+        num_decode_steps, num_prefill_steps, num_mixed_steps: steps with decode rows only, prompt chunks only, or both.
+        num_graph_steps: steps that replayed a captured graph; the others ran eagerly.
+        num_step_rows: sequences computed, summed over steps; its growth over one step is that step's batch size.
+        num_pages_sealed: pages filled. num_pages_evicted: cached pages given up to make room.
+        num_preemptions: running sequences put back to wait.
+    """
+
+    num_prompt_tokens_computed: int = 0
+    num_prompt_tokens_cached: int = 0
+    num_generated_tokens: int = 0
+    num_decode_steps: int = 0
+    num_prefill_steps: int = 0
+    num_mixed_steps: int = 0
+    num_graph_steps: int = 0
+    num_step_rows: int = 0
+    num_pages_sealed: int = 0
+    num_pages_evicted: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of every kind."""
+        return self.num_decode_steps + self.num_prefill_steps + self.num_mixed_steps
