@@ -53,6 +53,10 @@ class KVSpec:
         """Pages of a sequence once `num_tokens` are stored and the step that stored them has ended."""
         return max(0, (num_tokens - self.window) // self.group)
 
+    def next_seal(self, num_tokens: int) -> int:
+        """Tokens stored when the next page after those of `num_tokens` is sealed: the tail is exactly full then."""
+        return self.window + self.group * (self.sealed_pages(num_tokens) + 1)
+
     def pool_size(self, layer: int) -> int:
         """Pool places of a layer."""
         return 0 if layer in self.plain_layers else self.pool

@@ -36,6 +36,16 @@ class StepPlan:
     chunks: tuple[SequenceStep, ...]
 
     @property
+    def parts(self) -> tuple[SequenceStep, ...]:
+        """Decode rows, then chunks."""
+        return self.decodes + self.chunks
+
+    @property
+    def sampling(self) -> tuple[SequenceStep, ...]:
+        """The parts whose last token's logits choose a new token, in the order of `parts`."""
+        return tuple(part for part in self.parts if part.samples)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens the step computes."""
         return len(self.decodes) + sum(len(chunk.token_ids) for chunk in self.chunks)

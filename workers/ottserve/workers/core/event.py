@@ -1,0 +1,22 @@
+"""What a step brought forth for one sequence. Knows token ids only; text is made of them in `workers.text`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ottserve.workers.api import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One new token of one sequence.
+
+    Attributes:
+        request_id: whose it is.
+        token_id: the token, an EOS included.
+        finish: why the sequence ended with this token (EOS or LENGTH), None while it goes on.
+    """
+
+    request_id: str
+    token_id: int
+    finish: FinishReason | None = None

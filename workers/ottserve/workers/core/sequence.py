@@ -1,0 +1,113 @@
+"""A live request: its tokens, what of them is stored and where, and how it ended. Knows neither queue nor ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from ottserve.workers.api import FinishReason, GenerationTask, OttserveError, Timings, Usage
+from ottserve.workers.core.kvspec import KVSpec
+from ottserve.workers.core.ledger import Lease
+from ottserve.workers.core.plan import SequenceStep
+
+Ending = FinishReason | OttserveError
+"""How a sequence ended: with an answer that is complete in its way, or with an error that the caller is told."""
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One request from the door to its end. Changed by the scheduler alone.
+
+    Attributes:
+        task: the request as validated.
+        token_ids: prompt and completion so far; the newest token is not stored before the step that computes it.
+        num_stored: leading tokens whose keys and values are in the cache.
+        lease: slot and pages, None while waiting and once ended.
+        ending: how it ended, None while live.
+        admitted_at, first_token_at, ended_at: UNIX times, None until then.
+    """
+
+    task: GenerationTask
+    token_ids: list[int] = field(init=False)
+    num_stored: int = 0
+    lease: Lease | None = None
+    ending: Ending | None = None
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    ended_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.task.prompt_ids)
+
+    @property
+    def request_id(self) -> str:
+        """The task's id."""
+        return self.task.request_id
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.task.prompt_ids)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of the completion so far, an EOS included."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether the prompt is computed, so that a step takes one token of it."""
+        return self.num_generated > 0
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens known but not stored: the rest of the prompt, or the newest token."""
+        return len(self.token_ids) - self.num_stored
+
+    def next_step(self, num_tokens: int, spec: KVSpec) -> SequenceStep:
+        """The part that computes the next `num_tokens` pending tokens. Only for a sequence that holds a lease."""
+        if self.lease is None:
+            raise RuntimeError(f"request {self.request_id!r} is not running")
+        end = self.num_stored + num_tokens
+        return SequenceStep(
+            request_id=self.request_id,
+            slot_id=self.lease.slot_id,
+            token_ids=tuple(self.token_ids[self.num_stored : end]),
+            start=self.num_stored,
+            page_ids=self.lease.page_ids[: spec.sealed_pages(end)],
+            num_sealed=spec.sealed_pages(self.num_stored),
+            samples=end == len(self.token_ids),
+        )
+
+    def advance(self, token_id: int, eos_token_ids: Collection[int], now: float) -> FinishReason | None:
+        """Take the sampled token; say why the sequence ends with it, None if it goes on.
+
+        EOS as the last permitted token is EOS. Stop strings are found later, in the text (`workers.text.output`).
+        """
+        if self.first_token_at is None:
+            self.first_token_at = now
+        self.token_ids.append(token_id)
+        if token_id in eos_token_ids:
+            return FinishReason.EOS
+        if self.num_generated >= self.task.stops.max_new_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def usage(self) -> Usage:
+        """Token counts so far."""
+        return Usage(self.num_prompt, 0, self.num_generated)
+
+    def timings(self, now: float) -> Timings:
+        """Where the time went until the end, or until `now` while live. A phase that was not reached took 0 s.
+
+        Moments come from two hosts (the gateway stamps `received_at`), so a small skew may not show as negative time.
+        """
+        end = now if self.ended_at is None else self.ended_at
+        admitted = end if self.admitted_at is None else self.admitted_at
+        first_token = end if self.first_token_at is None else self.first_token_at
+        return Timings(
+            queue_s=max(0.0, admitted - self.task.received_at),
+            prefill_s=max(0.0, first_token - admitted),
+            decode_s=max(0.0, end - first_token),
+            first_token_s=0.0 if self.first_token_at is None else max(0.0, first_token - self.task.received_at),
+        )
