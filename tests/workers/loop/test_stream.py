@@ -1,0 +1,59 @@
+"""A stream merges what nobody has taken, and sends at most once an interval."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from ottserve.workers.api import Finish, FinishReason, Internal, TextChunk, Timings, Usage
+from ottserve.workers.stream import Stream
+
+FINISH = Finish(FinishReason.EOS, Usage(1, 0, 1), Timings(0.0, 0.0, 0.0, 0.0), 0)
+
+
+async def test_first_chunk_does_not_wait_and_later_ones_merge_over_the_interval() -> None:
+    stream = Stream("a", interval_s=0.1)
+    stream.put(TextChunk("a", "x", (1,)))
+    began = time.monotonic()
+    assert (await stream.take()).text == "x"
+    assert time.monotonic() - began < 0.05
+    stream.put(TextChunk("a", "y", (2,)))
+    stream.put(TextChunk("a", "z", (3,)))
+    chunk = await stream.take()
+    assert (chunk.text, chunk.token_ids) == ("yz", (2, 3))
+    assert time.monotonic() - began >= 0.1
+
+
+async def test_the_end_does_not_wait_for_the_interval() -> None:
+    stream = Stream("a", interval_s=30.0)
+    stream.put(TextChunk("a", "x", (1,)))
+    await stream.take()
+    stream.put(TextChunk("a", "y", (2,), FINISH))
+    chunk = await asyncio.wait_for(stream.take(), 1)
+    assert (chunk.text, chunk.finish) == ("y", FINISH)
+
+
+async def test_text_before_an_error_is_delivered_before_it() -> None:
+    stream = Stream("a", interval_s=0.0)
+    stream.put(TextChunk("a", "x", (1,)))
+    stream.put(Internal("gone", "test"))
+    stream.put(TextChunk("a", "late", (9,)))
+    assert (await stream.take()).text == "x"
+    with pytest.raises(Internal, match="gone"):
+        await stream.take()
+
+
+async def test_a_reader_that_sleeps_finds_one_message() -> None:
+    stream = Stream("a", interval_s=0.0)
+    for i in range(1000):
+        stream.put(TextChunk("a", str(i), (i,)))
+    assert (await stream.take()).token_ids == tuple(range(1000))
+
+
+async def test_text_without_tokens_before_an_error_is_not_lost() -> None:
+    stream = Stream("a", interval_s=0.0)
+    stream.put(TextChunk("a", "held back", ()))
+    stream.put(Internal("gone", "test"))
+    assert (await stream.take()).text == "held back"

@@ -1,0 +1,278 @@
+"""The thread that owns the engine, and its inbox. The only file with threads and queues.
+
+Between steps it reads the inbox (new tasks, aborts); after each step it posts all that came out in one call.
+Knows neither Ray nor asyncio's streams, nor what a step computes.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from ottserve.workers.api import (
+    DuplicateRequest,
+    GenerationTask,
+    Internal,
+    LoadReport,
+    ModelInfo,
+    OttserveError,
+    ServerInfo,
+    TextChunk,
+    TokenizerFiles,
+)
+from ottserve.workers.core.counters import EngineCounters
+
+log = structlog.get_logger("ottserve.engine_thread")
+
+SNAPSHOT_INTERVAL_S = 0.1
+
+Event = TextChunk | OttserveError
+Progress = Callable[[str], None]
+OnStep = Callable[[float, EngineCounters], None]
+
+
+class EngineLike(Protocol):
+    """What the thread needs of an engine. Only that thread calls it."""
+
+    @property
+    def model_info(self) -> ModelInfo: ...
+    @property
+    def server_info(self) -> ServerInfo: ...
+    @property
+    def tokenizer_files(self) -> TokenizerFiles: ...
+    @property
+    def has_work(self) -> bool: ...
+    @property
+    def counters(self) -> EngineCounters: ...
+
+    def add(self, task: GenerationTask) -> None:
+        """Queue a task. Raises `OttserveError` and queues nothing when it can't be taken."""
+        ...
+
+    def abort(self, request_id: str) -> bool:
+        """Free what a request holds. Its last chunk, ABORTED, comes out of the next step. False if it isn't live."""
+        ...
+
+    def flush_cache(self) -> int:
+        """Drop cached pages that no live request uses; how many there were."""
+        ...
+
+    def step(self) -> list[tuple[str, Event]]:
+        """Advance. A request ends with the chunk that carries `finish`, or with an error of its own."""
+        ...
+
+    def load_report(self) -> LoadReport: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an engine tells once, when it has loaded."""
+
+    model: ModelInfo
+    server: ServerInfo
+    tokenizer: TokenizerFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Load and counters of one moment, taken by the engine thread and read by anyone."""
+
+    load: LoadReport
+    counters: EngineCounters
+
+
+class Listener(Protocol):
+    """Who hears of the thread's events. Called on the thread, so each must hand over and return at once."""
+
+    def loaded(self, facts: EngineFacts) -> None: ...
+    def failed_to_load(self, error: Exception) -> None: ...
+    def advanced(self, events: list[tuple[Ticket, Event]], snapshot: Snapshot) -> None: ...
+    def broke_down(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ticket:
+    """One submission. Two submissions of one request id are two tickets, so a late event finds its own reader."""
+
+    task: GenerationTask
+
+
+@dataclass(frozen=True, slots=True)
+class _Withdraw:
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+    answer: Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flush:
+    answer: Callable[[int], object]
+
+
+class _Stop:
+    """The last message of an inbox."""
+
+
+class EngineThread:
+    """An engine on a thread of its own. The methods may be called from any thread and return at once.
+
+    Attributes:
+        num_failed_steps: steps that raised since one last gave a token.
+        snapshot: what was last reported, at most `SNAPSHOT_INTERVAL_S` old while steps are made; None while loading.
+    """
+
+    def __init__(self, load: Callable[[Progress], EngineLike], listener: Listener, progress: Progress, on_step: OnStep):
+        """`load`, `progress` and `on_step` run on the thread; an `on_step` that raises is not called again."""
+        self.num_failed_steps = 0
+        self._load = load
+        self._listener = listener
+        self._progress = progress
+        self._on_step: OnStep | None = on_step
+        self._inbox: queue.SimpleQueue[Ticket | _Withdraw | _Abort | _Flush | _Stop] = queue.SimpleQueue()
+        self._tickets: dict[str, Ticket] = {}
+        self._withdrawn: set[str] = set()
+        self._snapshot: Snapshot | None = None
+        self._snapshot_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to load."""
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def submit(self, ticket: Ticket) -> None:
+        """Run a task; its events come with this very ticket."""
+        self._inbox.put(ticket)
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Abort a submission that nobody reads any more. No further event of it comes."""
+        self._inbox.put(_Withdraw(ticket))
+
+    def abort(self, request_id: str, answer: Callable[[int], object]) -> None:
+        """Abort whatever has this id; `answer` hears whether something had."""
+        self._inbox.put(_Abort(request_id, answer))
+
+    def flush_cache(self, answer: Callable[[int], object]) -> None:
+        """Drop unused cached pages; `answer` hears how many."""
+        self._inbox.put(_Flush(answer))
+
+    def stop(self) -> None:
+        """End the thread after what was asked before. Work still running is left where it is."""
+        self._inbox.put(_Stop())
+
+    def join(self) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            engine = self._load(self._progress)
+            self._listener.loaded(EngineFacts(engine.model_info, engine.server_info, engine.tokenizer_files))
+        except Exception as error:  # noqa: BLE001  whoever waits for the engine has to hear of it, whatever it is
+            self._listener.failed_to_load(error)
+            return
+        try:
+            while self._read_inbox(engine):
+                if engine.has_work:
+                    self._step(engine)
+        except Exception:
+            log.exception("the engine thread ends")
+            self._listener.broke_down()
+
+    def _read_inbox(self, engine: EngineLike) -> bool:
+        """Do what has been asked since the last step; wait for something when there is no work. False at the end."""
+        while not (self._inbox.empty() and engine.has_work):
+            match self._inbox.get():
+                case Ticket() as ticket:
+                    self._add(engine, ticket)
+                case _Withdraw(ticket):
+                    self._withdraw(engine, ticket)
+                case _Abort(request_id, answer):
+                    answer(engine.abort(request_id))
+                case _Flush(answer):
+                    answer(engine.flush_cache())
+                case _Stop():
+                    return False
+            if not engine.has_work:
+                self._report(engine, [])
+        return True
+
+    def _add(self, engine: EngineLike, ticket: Ticket) -> None:
+        request_id = ticket.task.request_id
+        if request_id in self._withdrawn and engine.has_work:
+            self._step(engine)  # fetches the last chunk of the one before, or it would be taken for this one's
+        try:
+            if request_id in self._tickets:
+                raise DuplicateRequest(f"request_id: {request_id!r} is in use by a live request")
+            engine.add(ticket.task)
+        except OttserveError as error:
+            self._report(engine, [(ticket, error)])
+        else:
+            self._tickets[request_id] = ticket
+
+    def _withdraw(self, engine: EngineLike, ticket: Ticket) -> None:
+        request_id = ticket.task.request_id
+        if self._tickets.get(request_id) is ticket:
+            del self._tickets[request_id]
+            self._withdrawn.add(request_id)
+            engine.abort(request_id)
+
+    def _step(self, engine: EngineLike) -> None:
+        self._withdrawn.clear()
+        began = time.perf_counter()
+        try:
+            results = engine.step()
+            if any(isinstance(event, TextChunk) and event.token_ids for _, event in results):
+                self.num_failed_steps = 0
+        except Exception:
+            log.exception("a step failed", num_requests=len(self._tickets))
+            self.num_failed_steps += 1
+            results = self._give_up_all(engine)
+        self._observe(time.perf_counter() - began, engine.counters)
+        self._report(engine, [entry for result in results if (entry := self._addressed(*result))])
+
+    def _give_up_all(self, engine: EngineLike) -> list[tuple[str, Event]]:
+        """A step that raised as a whole tells not whose fault it was: all that were live end, later ones go on."""
+        error = Internal("a step of the engine failed", "step_failed")
+        for request_id in self._tickets:
+            engine.abort(request_id)
+        return [(request_id, error) for request_id in self._tickets]
+
+    def _addressed(self, request_id: str, event: Event) -> tuple[Ticket, Event] | None:
+        """The event with its ticket; None where nobody reads it any more."""
+        ticket = self._tickets.get(request_id)
+        if ticket is None:
+            return None
+        if isinstance(event, OttserveError) or event.finish:
+            del self._tickets[request_id]
+        return ticket, event
+
+    def _observe(self, duration_s: float, counters: EngineCounters) -> None:
+        if self._on_step is None:
+            return
+        try:
+            self._on_step(duration_s, counters)
+        except Exception:
+            log.exception("step metrics are off from here on")
+            self._on_step = None
+
+    def _report(self, engine: EngineLike, events: list[tuple[Ticket, Event]]) -> None:
+        now = time.monotonic()
+        if self._snapshot is None or not engine.has_work or now - self._snapshot_at >= SNAPSHOT_INTERVAL_S:
+            self._snapshot = Snapshot(engine.load_report(), engine.counters)
+            self._snapshot_at = now
+        self._listener.advanced(events, self._snapshot)
