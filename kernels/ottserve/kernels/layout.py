@@ -78,11 +78,14 @@ class PageLayout:
 
     def key_codes(self, pages: Tensor) -> Tensor:
         """View int16 `[..., W]` as key words `[..., G·b/16, D]`."""
-        return pages[..., : self.value_codes_at].unflatten(-1, (self.key_rows, self.head_size))
+        words: Tensor = pages[..., : self.value_codes_at].unflatten(-1, (self.key_rows, self.head_size))
+        return words
 
     def value_codes(self, pages: Tensor) -> Tensor:
         """View int16 `[..., W]` as value words `[..., D, G·b/16]`."""
-        return pages[..., self.value_codes_at : self.key_scale_at].unflatten(-1, (self.head_size, self.value_columns))
+        codes = pages[..., self.value_codes_at : self.key_scale_at]
+        words: Tensor = codes.unflatten(-1, (self.head_size, self.value_columns))
+        return words
 
     def key_scales(self, pages: Tensor) -> tuple[Tensor, Tensor]:
         """View int16 `[..., W]` as key scale and zero, fp16 `[..., k_subgroups, D]` each."""

@@ -1,0 +1,76 @@
+"""Sealing in PyTorch: read the group, admit outliers, write the page. Knows no sequence and no step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ottserve.kernels.layout import EXACT_BITS, PageLayout
+from ottserve.kernels.quantize.packing import pack, pack_mask
+from ottserve.kernels.quantize.reference import quantize
+from ottserve.kernels.seal.outliers import admit
+from ottserve.kernels.slots import Slots
+
+
+def seal(
+    pages: Tensor,
+    slots: Slots,
+    layout: PageLayout,
+    slot_ids: Tensor,
+    page_ids: Tensor,
+    first_positions: Tensor,
+    pool_sizes: Tensor,
+    keep: Literal["smallest", "largest"],
+    fit_rounds: int,
+) -> None:
+    """See `ottserve.kernels.seal.seal`."""
+    slot_ids = slot_ids.long()
+    tokens = first_positions[:, None] + torch.arange(layout.group, device=pages.device)
+    ring = tokens % slots.tail_k.shape[2]
+    keys, values = (_group(tail, slot_ids, ring) for tail in (slots.tail_k, slots.tail_v))
+    replaced = admit(slots, keys, values, slot_ids, tokens, pool_sizes, keep)
+    blocks = pages.new_empty(len(page_ids), *pages.shape[1:])
+    _store_keys(blocks, layout, keys, replaced, fit_rounds)
+    _store_values(blocks, layout, values, replaced, fit_rounds)
+    layout.mask_words(blocks).copy_(pack_mask(replaced))
+    pages[page_ids] = blocks
+
+
+def _group(tail: Tensor, slot_ids: Tensor, ring: Tensor) -> Tensor:
+    """The tokens at `ring [M, G]` of tails `[S, J, C, D]`, as `[M, J, G, D]` in order of position."""
+    return tail[slot_ids[:, None], :, ring].transpose(1, 2).contiguous()
+
+
+def _store_keys(blocks: Tensor, layout: PageLayout, keys: Tensor, replaced: Tensor, fit_rounds: int) -> None:
+    if layout.k_bits == EXACT_BITS:
+        layout.key_codes(blocks).copy_(keys.view(torch.int16))
+        return
+    parts = _fill_replaced(keys, replaced).unflatten(-2, (layout.k_subgroups, layout.group // layout.k_subgroups))
+    codes, scale, zero = quantize(parts, layout.k_bits, -2, fit_rounds)
+    layout.key_codes(blocks).copy_(pack(codes.flatten(-3, -2), layout.k_bits, -2))
+    _store_scales(layout.key_scales(blocks), scale, zero)
+
+
+def _store_values(blocks: Tensor, layout: PageLayout, values: Tensor, replaced: Tensor, fit_rounds: int) -> None:
+    if layout.v_bits == EXACT_BITS:
+        layout.value_codes(blocks).copy_(values.view(torch.int16).mT)
+        return
+    codes, scale, zero = quantize(_fill_replaced(values, replaced), layout.v_bits, -1, fit_rounds)
+    layout.value_codes(blocks).copy_(pack(codes.mT, layout.v_bits, -1))
+    _store_scales(layout.value_scales(blocks), scale, zero)
+
+
+def _store_scales(places: tuple[Tensor, Tensor], scale: Tensor, zero: Tensor) -> None:
+    places[0].copy_(scale)
+    places[1].copy_(zero)
+
+
+def _fill_replaced(x: Tensor, replaced: Tensor) -> Tensor:
+    """`x [M, J, G, D]` in fp32, the rows that `replaced [M, J, G]` names being the mean of the others."""
+    x = x.float()
+    gone = replaced[..., None]
+    num_others = (~gone).sum(-2, keepdim=True).clamp_min_(1)
+    mean = x.masked_fill(gone, 0).sum(-2, keepdim=True) / num_others
+    return torch.where(gone, mean, x)

@@ -1,0 +1,23 @@
+"""Writing tails in PyTorch. Knows no page."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ottserve.kernels.slots import Slots
+
+
+def write_tail(slots: Slots, keys: Tensor, values: Tensor, slot_ids: Tensor, positions: Tensor) -> None:
+    """See `ottserve.kernels.write_tail.write_tail`."""
+    ring = positions % slots.tail_k.shape[2]
+    slots.tail_k[slot_ids, :, ring] = _narrow(keys, slots.tail_k.dtype)
+    slots.tail_v[slot_ids, :, ring] = _narrow(values, slots.tail_v.dtype)
+
+
+def _narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in `dtype`, saturating: one overflowing element must not become infinite and spoil a whole group."""
+    if x.dtype == dtype:
+        return x
+    limit = torch.finfo(dtype).max
+    return x.clamp(-limit, limit).to(dtype)
