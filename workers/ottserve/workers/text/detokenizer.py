@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+MAX_CHARACTER_BYTES = 4
+MAX_WINDOW = 32
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -67,11 +69,14 @@ class Detokenizer:
         if token_id in self._vocabulary.byte_ids:
             return ""
         text = self._vocabulary.decode(self._window)
-        complete = text.rstrip(REPLACEMENT)
-        delta = self._take(complete)
-        if delta and complete == text:
+        # The bytes of an incomplete character show as one replacement character, the last.
+        certain = text.removesuffix(REPLACEMENT)
+        delta = self._take(certain)
+        if delta and certain == text:
             self._window = [token_id]
             self._num_out = len(self._vocabulary.decode(self._window))
+        elif len(self._window) > MAX_WINDOW:
+            self._shorten(text)
         return delta
 
     def flush(self) -> str:
@@ -82,3 +87,16 @@ class Detokenizer:
         delta = text[self._num_out :]
         self._num_out = max(self._num_out, len(text))
         return delta
+
+    def _shorten(self, text: str) -> None:
+        """Keep only the newest tokens of a window whose decoded `text` has no clean end, cut where that changes nothing.
+
+        Bytes that never become a character would otherwise make each token dearer than the one before.
+        """
+        for num_kept in range(1, MAX_CHARACTER_BYTES + 1):
+            older, newer = self._window[:-num_kept], self._window[-num_kept:]
+            newer_text = self._vocabulary.decode(newer)
+            if self._vocabulary.decode(older) + newer_text == text:
+                self._window = newer
+                self._num_out -= len(text) - len(newer_text)
+                return
