@@ -80,6 +80,11 @@ class Ledger:
         """Ids of the requests that hold something, oldest lease first."""
         return tuple(self._leases)
 
+    @property
+    def used_slot_ids(self) -> tuple[int, ...]:
+        """Slots held by requests."""
+        return tuple(lease.slot_id for lease in self._leases.values())
+
     def can_lease(self, num_pages: int) -> bool:
         """Whether a slot and that many pages are free."""
         return bool(self._free_slots) and num_pages <= len(self._free_pages)

@@ -1,0 +1,53 @@
+"""How many pages and slots a replica has, from its settings and its memory. Allocates nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ottserve.workers.core.kvspec import KVSpec
+from ottserve.workers.settings import EngineSettings
+
+CPU_DEFAULT_BYTES = 2 << 30
+GPU_FREE_SHARE = 0.85  # what is left is for activations, graphs and the sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Pages and slots that exist, the dummy (id 0) of each included."""
+
+    num_pages: int
+    num_slots: int
+
+
+def plan_capacity(settings: EngineSettings, spec: KVSpec, context_length: int, device: torch.device) -> Capacity:
+    """Decide how many pages and slots to allocate.
+
+    Slots are `scheduler.max_running`. Pages are `cache.num_pages` if given, else what `cache.memory_bytes` holds beside
+    the slots; that defaults to 85 % of the free memory of a GPU, or to 2 GiB on a CPU. Never more pages than all
+    running sequences can fill.
+
+    Raises:
+        ValueError: the memory holds no page beside the slots; names both figures.
+    """
+    num_slots = settings.scheduler.max_running + 1
+    if settings.cache.num_pages is not None:
+        return Capacity(settings.cache.num_pages + 1, num_slots)
+    budget = settings.cache.memory_bytes or _default_bytes(device)
+    slot_bytes = num_slots * spec.slot_bytes
+    num_pages = (budget - slot_bytes) // spec.page_bytes
+    if num_pages < 2:
+        raise ValueError(
+            f"cache.memory_bytes={budget}: {num_slots} slots (scheduler.max_running={settings.scheduler.max_running}) "
+            f"take {slot_bytes} bytes, a page {spec.page_bytes}; at least {slot_bytes + 2 * spec.page_bytes} are needed"
+        )
+    most = settings.scheduler.max_running * max(1, spec.sealed_pages(context_length))
+    return Capacity(min(num_pages, most + 1), num_slots)
+
+
+def _default_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return CPU_DEFAULT_BYTES
+    free, _total = torch.cuda.mem_get_info(device)
+    return int(free * GPU_FREE_SHARE)

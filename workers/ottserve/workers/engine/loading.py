@@ -1,0 +1,112 @@
+"""Makes an engine out of settings: model, cache, scheduler, in that order. Seconds of work; knows no thread."""
+
+from __future__ import annotations
+
+import platform
+import time
+from importlib.metadata import version
+
+import torch
+from tokenizers import Tokenizer
+
+from ottserve.workers.api import ServerInfo
+from ottserve.workers.core.ledger import Ledger
+from ottserve.workers.core.limits import Limits
+from ottserve.workers.core.scheduler import Scheduler
+from ottserve.workers.engine.capacity import plan_capacity
+from ottserve.workers.engine.engine import Engine
+from ottserve.workers.engine.runner import Runner
+from ottserve.workers.kv.store import KVStore
+from ottserve.workers.kv.table import resolve_spec
+from ottserve.workers.models.loading import LoadedModel, Progress, load_model
+from ottserve.workers.settings import EngineSettings
+from ottserve.workers.text.detokenizer import Vocabulary
+
+
+def load_engine(settings: EngineSettings, progress: Progress) -> Engine:
+    """Load the model, allocate the cache and put an engine on top.
+
+    Args:
+        settings: all of the replica's settings.
+        progress: told in words what is going on.
+
+    Raises:
+        ValueError: a setting is impossible, contradicts another, or the model can't be served; names both values.
+    """
+    model = load_model(settings.model, progress)
+    store = make_store(settings, model)
+    spec = store.spec
+    progress(
+        f"the cache holds {(store.num_pages - 1) * spec.group:,} tokens at {spec.bits_per_element:.2f} bits an element "
+        f"(policy {spec.policy}, {store.num_pages * store.page_bytes / 2**20:,.0f} MiB of pages)"
+    )
+    ledger = Ledger(store.num_pages, store.num_slots)
+    scheduler = Scheduler(spec, ledger, _limits(settings, model), model.info.eos_token_ids, time.time)
+    return Engine(
+        model_info=model.info,
+        server_info=_server_info(settings, model, store),
+        tokenizer_files=model.tokenizer,
+        vocabulary=Vocabulary.of(Tokenizer.from_str(model.tokenizer.tokenizer_json)),
+        scheduler=scheduler,
+        ledger=ledger,
+        store=store,
+        runner=Runner(model.module, store),
+        now=time.time,
+    )
+
+
+def make_store(settings: EngineSettings, model: LoadedModel) -> KVStore:
+    """The cache that the settings ask for over this model.
+
+    Raises:
+        ValueError: as `resolve_spec` and `plan_capacity` do.
+    """
+    spec = resolve_spec(settings.cache, model.shape)
+    capacity = plan_capacity(settings, spec, model.info.context_length, model.device)
+    exact = torch.bfloat16 if model.dtype == torch.bfloat16 else torch.float16
+    return KVStore(spec, capacity.num_pages, capacity.num_slots, exact, model.device)
+
+
+def _limits(settings: EngineSettings, model: LoadedModel) -> Limits:
+    scheduler = settings.scheduler
+    return Limits(
+        max_tokens_per_step=scheduler.max_tokens_per_step,
+        max_waiting=scheduler.max_waiting,
+        max_waiting_tokens=scheduler.max_waiting_tokens,
+        context_length=model.info.context_length,
+        aligned_chunks=scheduler.aligned_chunks,
+    )
+
+
+def _server_info(settings: EngineSettings, model: LoadedModel, store: KVStore) -> ServerInfo:
+    spec, scheduler = store.spec, settings.scheduler
+    return ServerInfo(
+        version=version("ottserve"),
+        backend="triton" if model.device.type == "cuda" else "torch",
+        device=_device_name(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        policy=spec.policy,
+        k_bits=spec.k_bits,
+        v_bits=spec.v_bits,
+        group=spec.group,
+        window=spec.window,
+        pool=spec.pool,
+        evicted=spec.evicted,
+        num_pages=store.num_pages - 1,
+        num_slots=store.num_slots - 1,
+        page_bytes=store.page_bytes,
+        slot_bytes=store.slot_bytes,
+        bytes_per_token=store.page_bytes / spec.group,
+        bits_per_element=spec.bits_per_element,
+        token_capacity=(store.num_pages - 1) * spec.group,
+        prefix_cache=False,
+        graphs=False,
+        max_running=scheduler.max_running,
+        max_waiting=scheduler.max_waiting,
+        max_waiting_tokens=scheduler.max_waiting_tokens,
+        max_tokens_per_step=scheduler.max_tokens_per_step,
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"

@@ -1,0 +1,15 @@
+"""What a cache must know of a model, and nothing more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """L, J and D of a model (kernels/README.md), and its query heads H."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int

@@ -1,0 +1,90 @@
+"""The tensors of one step as the cache reads them. Built by `engine/inputs.py`; holds no decision.
+
+Everything is on the cache's device; ids, positions and counts are int32. Letters are those of kernels/README.md:
+N decode rows, M prompt chunks, B page-table columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SealBatch:
+    """Groups to seal in one layer: slot, page and position of the group's first token, int32 `[K]` each."""
+
+    slot_ids: Tensor
+    page_ids: Tensor
+    first_positions: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """One token each of N sequences.
+
+    Attributes:
+        slot_ids, positions: int32 `[N]`, where the new token is written.
+        page_table: int32 `[N, B]`; row n holds `num_pages[n]` page ids, the rest is never read.
+        num_pages: int32 `[N]`, sealed pages before the step.
+        lengths: int32 `[N]`, tokens stored once the new token is written.
+        max_pages: on the host, the largest of `num_pages`.
+    """
+
+    slot_ids: Tensor
+    positions: Tensor
+    page_table: Tensor
+    num_pages: Tensor
+    lengths: Tensor
+    max_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRound:
+    """A part of the chunks that fits the tails: tokens to write, then the tails that this has filled."""
+
+    rows: Tensor
+    slot_ids: Tensor
+    positions: Tensor
+    seal: SealBatch | None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """One prompt chunk each of M sequences, flattened after the decode rows.
+
+    Attributes:
+        starts: int32 `[M+1]`, where each chunk begins among the chunk tokens.
+        page_table, num_pages, slot_ids: as for decode rows, `[M, B]`, `[M]`, `[M]`.
+        lengths: int32 `[M]`, tokens stored before the chunk.
+        rounds: how the chunks are stored once they have been attended to.
+    """
+
+    starts: Tensor
+    page_table: Tensor
+    num_pages: Tensor
+    slot_ids: Tensor
+    lengths: Tensor
+    rounds: tuple[AppendRound, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """One step: N decode rows first, then the tokens of all chunks.
+
+    Attributes:
+        token_ids, position_ids: int64 `[1, T]`, as transformers takes them.
+        fresh_slots: int64 `[F]`, slots whose sequence begins in this step.
+        sampled_rows: int64 `[S]`, the rows whose logits choose a token, decode rows first.
+        decode_seal: tails that the decode rows fill; sealed in all layers when the forward pass has ended.
+    """
+
+    token_ids: Tensor
+    position_ids: Tensor
+    num_decodes: int
+    fresh_slots: Tensor | None
+    sampled_rows: Tensor
+    decodes: DecodeRows | None
+    chunks: Chunks | None
+    decode_seal: SealBatch | None

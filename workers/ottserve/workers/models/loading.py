@@ -1,0 +1,134 @@
+"""Load a model once: weights and modelling code through transformers, tokenizer files for whoever tokenises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
+
+from ottserve.workers.api import ModelInfo, TokenizerFiles
+from ottserve.workers.kv.shape import ModelShape
+from ottserve.workers.models.attention import IMPLEMENTATION, register
+from ottserve.workers.models.source import TOY_MODEL, ModelSource, find_source
+from ottserve.workers.models.support import model_shape, refuse_unsupported
+from ottserve.workers.models.toy import toy_model, toy_tokenizer
+from ottserve.workers.settings import ModelSettings
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, hooked to the cache."""
+
+    module: PreTrainedModel
+    info: ModelInfo
+    shape: ModelShape
+    tokenizer: TokenizerFiles
+    device: torch.device
+    dtype: torch.dtype
+
+
+def load_model(settings: ModelSettings, progress: Progress) -> LoadedModel:
+    """Load what `settings.path` names.
+
+    Args:
+        settings: path, dtype, device and context of the model.
+        progress: told in words what is going on; loading takes seconds to minutes.
+
+    Raises:
+        ValueError: the model is not there or needs what the cache lacks; names the field and its value.
+    """
+    register()
+    device = _device(settings.device)
+    source = ModelSource(TOY_MODEL, TOY_MODEL) if settings.path == TOY_MODEL else find_source(settings.path)
+    progress(f"loading the weights of {source.name}")
+    module = _load_weights(source, _dtype(settings.dtype, device)).to(device).eval()
+    module.requires_grad_(False)
+    context = _context_length(module, settings.max_context)
+    refuse_unsupported(module.config, context)
+    progress(f"reading the tokenizer of {source.name}")
+    return LoadedModel(
+        module=module,
+        info=_describe(module, source, context),
+        shape=model_shape(module.config),
+        tokenizer=_tokenizer_files(source),
+        device=device,
+        dtype=module.dtype,
+    )
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ValueError("model.device=cuda: no CUDA device is available")
+    return torch.device(wanted)
+
+
+def _dtype(wanted: str, device: torch.device) -> torch.dtype | str:
+    if wanted == "auto":
+        # A CPU without 16-bit matrix units is faster, and no less exact, in float32.
+        return torch.float32 if device.type == "cpu" else "auto"
+    dtype: torch.dtype = getattr(torch, wanted)
+    return dtype
+
+
+def _load_weights(source: ModelSource, dtype: torch.dtype | str) -> PreTrainedModel:
+    if source.name == TOY_MODEL:
+        return toy_model(IMPLEMENTATION)
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            source.location, gguf_file=source.gguf_file, dtype=dtype, attn_implementation=IMPLEMENTATION
+        )
+    except OSError as error:
+        raise ValueError(f"model.path={source.location}: {error}") from error
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _context_length(module: PreTrainedModel, wanted: int | None) -> int:
+    own: int = module.config.max_position_embeddings
+    if wanted is not None and wanted > own:
+        raise ValueError(f"model.max_context={wanted}: the model has positions for {own} tokens")
+    return wanted or own
+
+
+def _describe(module: PreTrainedModel, source: ModelSource, context: int) -> ModelInfo:
+    generation = module.generation_config
+    temperature = generation.temperature if generation.do_sample else source.temperature
+    top_p = generation.top_p if generation.do_sample else source.top_p
+    top_k = generation.top_k if generation.do_sample else None
+    eos = generation.eos_token_id
+    return ModelInfo(
+        name=source.name,
+        architecture=type(module).__name__,
+        num_parameters=module.num_parameters(),
+        context_length=context,
+        vocab_size=module.config.vocab_size,
+        eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        default_temperature=1.0 if temperature is None else temperature,
+        default_top_k=top_k or 0,
+        default_top_p=1.0 if top_p is None else top_p,
+    )
+
+
+def _tokenizer_files(source: ModelSource) -> TokenizerFiles:
+    if source.name == TOY_MODEL:
+        return toy_tokenizer()
+    tokenizer = AutoTokenizer.from_pretrained(source.location, gguf_file=source.gguf_file)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ValueError(f"model.path={source.location}: it has no fast tokenizer (tokenizer.json)")
+    named = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    template = tokenizer.chat_template
+    return TokenizerFiles(
+        tokenizer_json=tokenizer.backend_tokenizer.to_str(),
+        chat_template=template if isinstance(template, str) else None,
+        special_tokens=named,
+    )
