@@ -89,7 +89,7 @@ class Detokenizer:
         return delta
 
     def _shorten(self, text: str) -> None:
-        """Keep only the newest tokens of a window whose decoded `text` has no clean end; cut where that changes nothing.
+        """Keep only the newest tokens of a window whose `text` has no clean end; cut where that changes nothing.
 
         Bytes that never become a character would otherwise make each token dearer than the one before.
         """
