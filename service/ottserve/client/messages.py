@@ -1,0 +1,136 @@
+"""Between the client's values and the wire's messages. Pure functions; knows no channel."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from ottserve.client.types import (
+    Answer,
+    CacheInfo,
+    Chat,
+    Chunk,
+    DefaultSampling,
+    EngineInfo,
+    Finish,
+    FinishReason,
+    GatewayInfo,
+    ModelInfo,
+    Options,
+    Prompt,
+    ReplicaLoad,
+    ServerInfo,
+    Timings,
+    Usage,
+)
+from ottserve.v1 import generation_pb2 as pb
+
+Value = TypeVar("Value")
+
+SAMPLING = ("temperature", "top_k", "top_p", "seed")
+STOPS = ("max_new_tokens", "include_stop_text")
+OUTPUT = ("skip_special_tokens",)
+
+
+def generate_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
+    """The message that asks for an answer. Raises `TypeError` for a prompt that is none of the three kinds."""
+    request = pb.GenerateRequest(
+        model=options.model,
+        request_id=options.request_id,
+        sampling=pb.SamplingParams(**_given(options, SAMPLING)),
+        stops=pb.StopParams(stop=options.stop, **_given(options, STOPS)),
+        output=pb.OutputParams(**_given(options, OUTPUT)),
+    )
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif isinstance(prompt, Chat):
+        request.chat.CopyFrom(chat_message(prompt))
+    else:
+        request.token_ids.CopyFrom(pb.TokenIds(ids=prompt))
+    return request
+
+
+def tokenize_request(source: str | Chat, add_special_tokens: bool | None) -> pb.TokenizeRequest:
+    """The message that asks for token ids."""
+    if isinstance(source, Chat):
+        return pb.TokenizeRequest(chat=chat_message(source), add_special_tokens=add_special_tokens)
+    return pb.TokenizeRequest(text=source, add_special_tokens=add_special_tokens)
+
+
+def chat_message(chat: Chat) -> pb.Chat:
+    """A conversation."""
+    return pb.Chat(messages=[pb.ChatMessage(role=turn.role, content=turn.content) for turn in chat.messages])
+
+
+def read_answer(response: pb.GenerateResponse) -> Answer:
+    """The one sample of a response."""
+    sample = response.samples[0]
+    return Answer(response.request_id, sample.text, tuple(sample.token_ids), read_finish(sample.finish))
+
+
+def read_chunk(response: pb.GenerateStreamResponse) -> Chunk:
+    """One message of a stream."""
+    chunk = response.chunk
+    finish = read_finish(response.finish) if response.HasField("finish") else None
+    return Chunk(response.request_id, chunk.text, tuple(chunk.token_ids), finish)
+
+
+def read_finish(finish: pb.Finish) -> Finish:
+    """The end of an answer."""
+    timings = finish.timings
+    return Finish(
+        reason=FinishReason[pb.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_")],
+        usage=_read(Usage, finish.usage),
+        timings=Timings(
+            queue_s=timings.queue.ToTimedelta().total_seconds(),
+            prefill_s=timings.prefill.ToTimedelta().total_seconds(),
+            decode_s=timings.decode.ToTimedelta().total_seconds(),
+            first_token_s=timings.first_token.ToTimedelta().total_seconds(),
+        ),
+        seed=finish.seed,
+        matched_stop=finish.matched_stop if finish.HasField("matched_stop") else None,
+    )
+
+
+def read_model_info(response: pb.GetModelInfoResponse) -> ModelInfo:
+    """What the model is."""
+    return _read(
+        ModelInfo,
+        response,
+        eos_token_ids=tuple(response.eos_token_ids),
+        default_sampling=_read(DefaultSampling, response.default_sampling),
+    )
+
+
+def read_server_info(response: pb.GetServerInfoResponse) -> ServerInfo:
+    """The settings in effect."""
+    return ServerInfo(
+        version=response.version,
+        cache=_read(CacheInfo, response.cache),
+        engine=_read(EngineInfo, response.engine),
+        gateway=_read(GatewayInfo, response.gateway),
+    )
+
+
+def read_load(response: pb.GetLoadResponse) -> tuple[ReplicaLoad, ...]:
+    """The state of every replica that answered."""
+    return tuple(
+        _read(
+            ReplicaLoad,
+            replica,
+            last_step_at=replica.last_step_time.ToMilliseconds() / 1000 if replica.HasField("last_step_time") else None,
+        )
+        for replica in response.replicas
+    )
+
+
+def _given(options: Options, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
+def _read(kind: type[Value], message: Message, **known: Any) -> Value:
+    """A value whose fields are the message's fields of the same names, but for those that are `known`."""
+    names = [field.name for field in fields(kind) if field.name not in known]  # type: ignore[arg-type]
+    return kind(**{name: getattr(message, name) for name in names}, **known)
