@@ -5,8 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from ottserve.kernels.attend_decode import reference
+from ottserve.kernels.attend_decode.plan import DecodePlan, plan_decode
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.slots import Slots
+
+__all__ = ["DecodePlan", "attend_decode", "plan_decode"]
 
 
 def attend_decode(
@@ -19,6 +22,7 @@ def attend_decode(
     slot_ids: Tensor,
     lengths: Tensor,
     scale: float,
+    plan: DecodePlan | None = None,
 ) -> Tensor:
     """Attention of N rows of one layer: one softmax over pages (replaced tokens at −∞), outliers and tail.
 
@@ -33,8 +37,9 @@ def attend_decode(
         num_pages, slot_ids: int32 `[N]`.
         lengths: int32 `[N]`, tokens stored, the query's own among them; the tail is positions num_pages·G … lengths−1.
         scale: of the scores, usually D^−½.
+        plan: what `plan_decode` made of the same ids and counts; spares the reference that work in every layer.
 
     Returns:
         `[N, H, D]` in q's dtype; a row of length 0 gives zeros.
     """
-    return reference.attend_decode(q, pages, slots, layout, page_table, num_pages, slot_ids, lengths, scale)
+    return reference.attend_decode(q, pages, slots, layout, page_table, num_pages, slot_ids, lengths, scale, plan)
