@@ -37,7 +37,7 @@ class PreparedGateway(GenerationServiceServicer):
         self.requests: list[Any] = []
         self.metadata: dict[str, str] = {}
         self.hold_after_first_chunk = False
-        self.cancelled = threading.Event()
+        self.stream_ended = threading.Event()
 
     def Generate(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> pb.GenerateResponse:
         self._take(request, context)
@@ -47,6 +47,7 @@ class PreparedGateway(GenerationServiceServicer):
         self, request: pb.GenerateRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.GenerateStreamResponse]:
         self._take(request, context)
+        context.add_callback(self.stream_ended.set)
         yield pb.GenerateStreamResponse(request_id="r", chunk=pb.Chunk(text="Hel", token_ids=[5]))
         if self.hold_after_first_chunk:
             self._wait_for_cancel(context)
@@ -93,10 +94,10 @@ class PreparedGateway(GenerationServiceServicer):
         if self.failures:
             fail(context, *self.failures.pop(0))
 
-    def _wait_for_cancel(self, context: grpc.ServicerContext) -> None:
+    @staticmethod
+    def _wait_for_cancel(context: grpc.ServicerContext) -> None:
         while context.is_active():
             time.sleep(0.005)
-        self.cancelled.set()
 
 
 def fail(context: grpc.ServicerContext, code: grpc.StatusCode, details: list[Any]) -> None:

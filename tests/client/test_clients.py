@@ -129,7 +129,7 @@ def test_closing_a_stream_cancels_the_call(connect: Call, gateway: Any) -> None:
     stream = connect().stream("Hi")
     next(stream)
     stream.close()
-    assert gateway.cancelled.wait(2)
+    assert gateway.stream_ended.wait(2)
 
 
 def test_refused_fields_are_named(connect: Call, gateway: Any) -> None:
