@@ -150,6 +150,7 @@ class ServerInfo:
         bytes_per_token: page bytes of one token over all layers; tails and pools are in `slot_bytes`.
         bits_per_element: page bits of one stored element, with scales, zeros and masks.
         token_capacity: tokens that all pages hold together.
+        tail_bytes: the part of `slot_bytes` that holds the tail; the rest are pool and evicted pool.
     """
 
     version: str
@@ -176,6 +177,7 @@ class ServerInfo:
     max_waiting: int
     max_waiting_tokens: int
     max_tokens_per_step: int
+    tail_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

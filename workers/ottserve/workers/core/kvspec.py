@@ -83,6 +83,12 @@ class KVSpec:
         return self.num_layers * self.num_kv_heads * (exact + bookkeeping)
 
     @property
+    def tail_bytes(self) -> int:
+        """Bytes of the tail alone, the larger part of a slot."""
+        elements = 2 * self.num_layers * self.num_kv_heads * self.tail_capacity * self.head_size
+        return elements * self.slot_element_bytes
+
+    @property
     def bytes_per_token(self) -> float:
         """Page bytes of one token over all layers."""
         return self.page_bytes / self.group

@@ -105,6 +105,7 @@ def _server_info(settings: EngineSettings, model: LoadedModel, store: KVStore) -
         max_waiting=scheduler.max_waiting,
         max_waiting_tokens=scheduler.max_waiting_tokens,
         max_tokens_per_step=scheduler.max_tokens_per_step,
+        tail_bytes=spec.tail_bytes,
     )
 
 
