@@ -31,7 +31,7 @@ SERVER = ServerInfo(
     version="0", backend="torch", device="cpu", dtype="float32", policy="ott", k_bits=2, v_bits=2, group=32, window=4,
     pool=3, evicted=8, num_pages=8, num_slots=4, page_bytes=100, slot_bytes=1000, bytes_per_token=3.125,
     bits_per_element=2.5, token_capacity=256, prefix_cache=False, graphs=False, max_running=4, max_waiting=4,
-    max_waiting_tokens=100, max_tokens_per_step=16,
+    max_waiting_tokens=100, max_tokens_per_step=16, tail_bytes=800,
 )  # fmt: skip
 
 
