@@ -1,0 +1,156 @@
+"""Around every call: its id, its outcome, one log line without prompt text, and errors as statuses. Knows no parameter.
+
+A call's id is the message's `request_id`, else `x-request-id` of the metadata, else drawn; it is sent back in the
+initial metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import grpc
+import structlog
+from google.protobuf.message import Message
+from grpc_status import rpc_status
+
+from ottserve.service import errors, validate
+from ottserve.service.metrics import SERVICE, GatewayMetrics
+from ottserve.v1 import generation_pb2 as pb
+from ottserve.workers import api
+
+log = structlog.get_logger(__name__)
+
+REQUEST_ID = "x-request-id"
+PREFIX = f"/{SERVICE.full_name}/"
+
+Context = grpc.aio.ServicerContext[Message, Message]
+Unary = Callable[[Message, Context], Awaitable[Message]]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Streaming = Callable[[Message, Context], AsyncGenerator[Message, None]]
+
+
+@dataclass(slots=True)
+class Call:
+    """What is told of a call when it ends."""
+
+    method: str
+    request_id: str
+    started_at: float
+    outcome: str = errors.OK
+    finish: pb.Finish | None = None
+
+    def saw(self, message: Message) -> None:
+        """Takes note of how a generation ended."""
+        if isinstance(message, pb.GenerateStreamResponse) and message.HasField("finish"):
+            self.finish = message.finish
+        elif isinstance(message, pb.GenerateResponse):
+            self.finish = message.samples[0].finish
+        if self.finish is not None and self.finish.reason == pb.FINISH_REASON_ABORTED:
+            self.outcome = errors.ABORTED
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps the methods of our service; health and reflection pass."""
+
+    def __init__(self, metrics: GatewayMetrics, now: Callable[[], float] = time.time) -> None:
+        self._metrics = metrics
+        self._now = now
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(PREFIX):
+            return handler
+        method = handler_call_details.method.removeprefix(PREFIX)
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                self._streaming(method, cast(Streaming, handler.unary_stream)),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            self._unary(method, cast(Unary, handler.unary_unary)),
+            handler.request_deserializer,
+            handler.response_serializer,
+        )
+
+    def _unary(self, method: str, serve: Unary) -> Unary:
+        async def call(request: Message, context: Context) -> Message:
+            async with self._accounted(method, request, context) as call:
+                response = await serve(request, context)
+                call.saw(response)
+                return response
+
+        return call
+
+    def _streaming(self, method: str, serve: Streaming) -> Callable[[Message, Context], Awaitable[None]]:
+        """Writes by itself, so that a cancel that hits a write closes the generator at once."""
+
+        async def call(request: Message, context: Context) -> None:
+            async with self._accounted(method, request, context) as call, aclosing(serve(request, context)) as messages:
+                async for message in messages:
+                    call.saw(message)
+                    await context.write(message)
+
+        return call
+
+    @asynccontextmanager
+    async def _accounted(self, method: str, request: Message, context: Context) -> AsyncIterator[Call]:
+        call = Call(method, uuid.uuid4().hex, self._now())
+        self._metrics.received(method)
+        try:
+            _identify(call, request, context)
+            await context.send_initial_metadata(((REQUEST_ID, call.request_id),))
+            yield call
+        except (asyncio.CancelledError, grpc.aio.InternalError):  # the latter: a write after the caller has gone
+            remaining_s = context.time_remaining()
+            call.outcome = "deadline" if remaining_s is not None and remaining_s <= 0 else errors.CANCELLED
+            raise
+        except Exception as error:  # noqa: BLE001 - nothing but the table's messages may reach a caller
+            await self._refuse(call, error, context)
+        finally:
+            self._end(call)
+
+    async def _refuse(self, call: Call, error: Exception, context: Context) -> None:
+        told = errors.as_ottserve_error(error, call.request_id)
+        call.outcome = errors.TABLE[type(told)].label
+        if isinstance(told, api.Internal):
+            log.error("internal error", request_id=call.request_id, reason=told.reason, exc_info=error)
+        await context.abort_with_status(rpc_status.to_status(errors.status_of(told)))
+
+    def _end(self, call: Call) -> None:
+        duration_s = self._now() - call.started_at
+        self._metrics.finished(call.method, call.outcome, duration_s)
+        facts: dict[str, object] = {}
+        if call.finish is not None:
+            usage = call.finish.usage
+            facts["finish_reason"] = pb.FinishReason.Name(call.finish.reason).removeprefix("FINISH_REASON_").lower()
+            facts["num_prompt_tokens"] = usage.num_prompt_tokens
+            facts["num_completion_tokens"] = usage.num_completion_tokens
+        log.info(
+            "request",
+            method=call.method,
+            request_id=call.request_id,
+            outcome=call.outcome,
+            duration_s=round(duration_s, 6),
+            **facts,
+        )
+
+
+def _identify(call: Call, request: Message, context: Context) -> None:
+    """Settles the call's id and writes it into a message that has none. Raises InvalidField for an unusable one."""
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID:
+            call.request_id = validate.request_id(str(value), REQUEST_ID)
+    if isinstance(request, pb.GenerateRequest):
+        request.request_id = validate.request_id(request.request_id or call.request_id)
+        call.request_id = request.request_id

@@ -1,0 +1,174 @@
+"""What the gateway counts, in a registry of its own. Knows no message and serves no page.
+
+received = sum of the outcomes + in flight, at all times: the three change on the event loop, where pages are made too.
+No label takes a value that a caller chooses. A metric that fails is logged once and fails no request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from ottserve.service.errors import OUTCOMES
+from ottserve.v1 import generation_pb2
+from ottserve.workers.api import TextChunk
+
+log = structlog.get_logger(__name__)
+
+SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
+METHODS = tuple(method.name for method in SERVICE.methods)
+
+# From a toy on a laptop to long prompts on a large card: each bound is 1.5 to 2.5 times the one before.
+FIRST_TOKEN_S = (
+    0.005,
+    0.01,
+    0.02,
+    0.03,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.25,
+    0.4,
+    0.6,
+    1,
+    1.5,
+    2.5,
+    4,
+    6,
+    10,
+    20,
+    40,
+    80,
+    160,
+)
+INTER_TOKEN_S = (
+    0.001,
+    0.002,
+    0.004,
+    0.006,
+    0.008,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.04,
+    0.06,
+    0.08,
+    0.12,
+    0.2,
+    0.4,
+    0.8,
+    2,
+    5,
+)
+REQUEST_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 5, 8, 12, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1200)
+NUM_TOKENS = tuple(2**i for i in range(18))
+
+
+class GatewayMetrics:
+    """The gateway's metrics. Use it on the event loop only."""
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        registry = self.registry = CollectorRegistry()
+        self._now = now
+        self._failed = False
+        self._received = Counter(
+            "ottserve_gateway_requests_received", "Calls that came in.", ["method"], registry=registry
+        )
+        self._finished = Counter(
+            "ottserve_gateway_requests_finished", "Calls that ended, by how.", ["method", "outcome"], registry=registry
+        )
+        self._in_flight = Gauge(
+            "ottserve_gateway_requests_in_flight",
+            "Calls that came in and have not ended.",
+            ["method"],
+            registry=registry,
+        )
+        self._duration = Histogram(
+            "ottserve_gateway_request_seconds",
+            "From receipt of a call to its end, whatever the end.",
+            ["method"],
+            buckets=REQUEST_S,
+            registry=registry,
+        )
+        self._first_token = Histogram(
+            "ottserve_gateway_time_to_first_token_seconds",
+            "From receipt of a generation to its first token.",
+            buckets=FIRST_TOKEN_S,
+            registry=registry,
+        )
+        self._inter_token = Histogram(
+            "ottserve_gateway_inter_token_seconds",
+            "Time between tokens; tokens that came together share the time since those before.",
+            buckets=INTER_TOKEN_S,
+            registry=registry,
+        )
+        self._prompt_tokens = Histogram(
+            "ottserve_gateway_prompt_tokens", "Tokens of a prompt.", buckets=NUM_TOKENS, registry=registry
+        )
+        self._output_tokens = Histogram(
+            "ottserve_gateway_output_tokens", "Tokens of a finished answer.", buckets=NUM_TOKENS, registry=registry
+        )
+        self._show_zeros()
+
+    def received(self, method: str) -> None:
+        """A call came in."""
+        with self._harmless():
+            self._received.labels(method).inc()
+            self._in_flight.labels(method).inc()
+
+    def finished(self, method: str, outcome: str, duration_s: float) -> None:
+        """A call ended; `outcome` is one of `errors.OUTCOMES`."""
+        with self._harmless():
+            self._finished.labels(method, outcome).inc()
+            self._in_flight.labels(method).dec()
+            self._duration.labels(method).observe(duration_s)
+
+    async def measured(
+        self, chunks: AsyncGenerator[TextChunk, None], received_at: float
+    ) -> AsyncGenerator[TextChunk, None]:
+        """Passes the chunks of one generation through, and takes their times."""
+        before = None
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                with self._harmless():
+                    before = self._observe(chunk, before, received_at)
+                yield chunk
+
+    def _observe(self, chunk: TextChunk, before: float | None, received_at: float) -> float | None:
+        """Returns when the last token came."""
+        now, num_tokens = self._now(), len(chunk.token_ids)
+        if num_tokens:
+            if before is None:
+                self._first_token.observe(now - received_at)
+            else:
+                for _ in range(num_tokens):
+                    self._inter_token.observe((now - before) / num_tokens)
+            before = now
+        if chunk.finish is not None:
+            self._prompt_tokens.observe(chunk.finish.usage.num_prompt_tokens)
+            self._output_tokens.observe(chunk.finish.usage.num_completion_tokens)
+        return before
+
+    def _show_zeros(self) -> None:
+        """Series that appear only with their first event have no rate at that event."""
+        for method in METHODS:
+            self._received.labels(method)
+            self._in_flight.labels(method)
+            self._duration.labels(method)
+            for outcome in OUTCOMES:
+                self._finished.labels(method, outcome)
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            if not self._failed:
+                log.exception("a metric failed; later failures are not logged")
+            self._failed = True

@@ -1,0 +1,104 @@
+"""The gateway as one thing that starts and drains: gRPC service, health, reflection, and the pages for Prometheus.
+
+Knows not where the replicas are: whoever makes it hands over a `ReplicaClient`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from ottserve.service.admission import Admission
+from ottserve.service.exposition import Exposition
+from ottserve.service.health import HealthServicer
+from ottserve.service.interceptors import CallInterceptor
+from ottserve.service.metrics import SERVICE, GatewayMetrics
+from ottserve.service.readiness import Phase, Readiness
+from ottserve.service.replicas import ReplicaClient
+from ottserve.service.servicer import GenerationServicer
+from ottserve.service.settings import GatewaySettings
+from ottserve.v1 import generation_pb2_grpc
+
+log = structlog.get_logger(__name__)
+
+
+class GatewayServer:
+    """Make it, `start`, and `drain` on one event loop.
+
+    Attributes:
+        metrics: what it counts.
+        port, metrics_port: where it listens, known once it has started.
+    """
+
+    def __init__(self, settings: GatewaySettings, replicas: ReplicaClient) -> None:
+        self.metrics = GatewayMetrics()
+        self.port = settings.port
+        self.metrics_port = settings.metrics.port
+        self._settings = settings
+        self._readiness = Readiness(replicas, settings)
+        self._admission = Admission(settings.admission)
+        self._exposition = Exposition(settings.metrics, self.metrics.registry, replicas)
+        self._server = grpc.aio.server(interceptors=[CallInterceptor(self.metrics)], options=_options(settings))
+        servicer = GenerationServicer(settings, replicas, self._readiness, self._admission, self.metrics)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(self._readiness), self._server)
+        if settings.reflection:
+            names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
+
+    async def start(self) -> None:
+        """Listens, alive at once and ready when a replica is. Raises RuntimeError or OSError if a port is taken."""
+        self.port = self._server.add_insecure_port(f"{self._settings.host}:{self._settings.port}")
+        self.metrics_port = await self._exposition.start()
+        await self._server.start()
+        self._following = asyncio.create_task(self._readiness.follow())
+        log.info("gateway listens", host=self._settings.host, port=self.port, metrics_port=self.metrics_port)
+
+    @property
+    def phase(self) -> Phase:
+        """Where the gateway stands."""
+        return self._readiness.phase
+
+    @property
+    def is_following(self) -> bool:
+        """Whether the readiness still follows the replicas; a gateway for which it does not must be replaced."""
+        return not self._following.done()
+
+    async def drain(self) -> None:
+        """Health flips first; new calls are refused; running ones finish within the grace time; then all is closed."""
+        drain = self._settings.drain
+        ends_at = time.monotonic() + drain.probe_period_s + drain.grace_s
+        self._readiness.drain()
+        await asyncio.sleep(drain.probe_period_s)
+        await self._server.stop(max(0.0, ends_at - time.monotonic()))
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends everything now. Running calls are cancelled."""
+        await self._server.stop(None)
+        self._following.cancel()
+        await self._exposition.stop()
+        self._readiness.close()
+
+
+def _options(settings: GatewaySettings) -> list[tuple[str, int]]:
+    keepalive = settings.keepalive
+    return [
+        ("grpc.max_receive_message_length", settings.messages.max_request_bytes),
+        ("grpc.max_send_message_length", settings.messages.max_response_bytes),
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", _ms(keepalive.ping_after_idle_s)),
+        ("grpc.keepalive_timeout_ms", _ms(keepalive.ping_timeout_s)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", _ms(keepalive.min_ping_interval_s)),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", _ms(keepalive.min_ping_interval_s)),
+    ]
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

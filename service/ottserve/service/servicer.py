@@ -1,0 +1,99 @@
+"""The methods of the contract, each a sentence. No logic: every step is a file of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import grpc
+
+from ottserve.service import encode, validate
+from ottserve.service.admission import Admission
+from ottserve.service.errors import MethodNotServed
+from ottserve.service.metrics import GatewayMetrics
+from ottserve.service.not_served import refuse_not_served
+from ottserve.service.readiness import Readiness
+from ottserve.service.replicas import ReplicaClient
+from ottserve.service.router import Router
+from ottserve.service.settings import GatewaySettings
+from ottserve.v1 import generation_pb2 as pb
+from ottserve.v1 import generation_pb2_grpc as pb_grpc
+from ottserve.workers.api import TextChunk
+
+# ruff: noqa: N802 - gRPC names the methods
+
+
+class GenerationServicer(pb_grpc.GenerationServiceServicer):
+    """Everything raised here is an `OttserveError`, which the interceptor turns into a status."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        replicas: ReplicaClient,
+        readiness: Readiness,
+        admission: Admission,
+        metrics: GatewayMetrics,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._replicas = replicas
+        self._readiness = readiness
+        self._admission = admission
+        self._metrics = metrics
+        self._router = Router(replicas)
+        self._now = now
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
+    ) -> pb.GenerateResponse:
+        async with aclosing(self._chunks(request, context.time_remaining())) as chunks:
+            return encode.whole_answer(request.request_id, [chunk async for chunk in chunks])
+
+    async def GenerateStream(
+        self,
+        request: pb.GenerateRequest,
+        context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateStreamResponse],
+    ) -> AsyncGenerator[pb.GenerateStreamResponse, None]:
+        async with aclosing(self._chunks(request, context.time_remaining())) as chunks:
+            async for chunk in chunks:
+                for message in encode.stream_messages(chunk):
+                    yield message
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: object) -> pb.TokenizeResponse:
+        tokenized = await validate.tokenized(request, self._readiness.require())
+        return pb.TokenizeResponse(token_ids=tokenized.ids, text=tokenized.text)
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: object) -> pb.DetokenizeResponse:
+        return pb.DetokenizeResponse(text=await validate.detokenized(request, self._readiness.require()))
+
+    async def Abort(self, request: pb.AbortRequest, context: object) -> pb.AbortResponse:
+        result = await self._replicas.abort(validate.aborted_id(request))
+        return pb.AbortResponse(request_id=result.request_id, found=result.found)
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: object) -> pb.GetModelInfoResponse:
+        served = self._readiness.known()
+        validate.model_asked(request, served)
+        return encode.model_info(served)
+
+    async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: object) -> pb.GetServerInfoResponse:
+        refuse_not_served(request)
+        return encode.server_info(self._readiness.known().info.server, self._settings)
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: object) -> pb.GetLoadResponse:
+        refuse_not_served(request)
+        return encode.loads(await self._replicas.load())
+
+    async def FlushCache(self, request: pb.FlushCacheRequest, context: object) -> pb.FlushCacheResponse:
+        raise MethodNotServed("FlushCache is not served yet")
+
+    async def _chunks(self, request: pb.GenerateRequest, remaining_s: float | None) -> AsyncGenerator[TextChunk, None]:
+        arrival = validate.arrival(self._now(), remaining_s)
+        served = self._readiness.require()
+        with self._admission.admit(request.request_id) as permit:
+            task = await validate.generation_task(request, served, self._settings.default_max_new_tokens, arrival)
+            permit.claim(task)
+            chunks = self._metrics.measured(self._router.stream(task), arrival.received_at)
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
