@@ -111,10 +111,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             _identify(call, request, context)
             await context.send_initial_metadata(((REQUEST_ID, call.request_id),))
             yield call
-        except (asyncio.CancelledError, grpc.aio.InternalError):  # the latter: a write after the caller has gone
-            remaining_s = context.time_remaining()
-            call.outcome = "deadline" if remaining_s is not None and remaining_s <= 0 else errors.CANCELLED
+        except asyncio.CancelledError:
+            call.outcome = _outcome_of_leaving(context)
             raise
+        except grpc.aio.InternalError as error:  # a write after the caller has gone
+            call.outcome = _outcome_of_leaving(context)
+            raise asyncio.CancelledError from error
         except Exception as error:  # noqa: BLE001 - nothing but the table's messages may reach a caller
             await self._refuse(call, error, context)
         finally:
@@ -144,6 +146,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             duration_s=round(duration_s, 6),
             **facts,
         )
+
+
+def _outcome_of_leaving(context: Context) -> str:
+    """Whether the caller's time was up, or it left by itself."""
+    remaining_s = context.time_remaining()
+    is_late = remaining_s is not None and remaining_s <= 0
+    return errors.TABLE[api.DeadlineExceeded].label if is_late else errors.CANCELLED
 
 
 def _identify(call: Call, request: Message, context: Context) -> None:
