@@ -181,6 +181,7 @@ class EngineThread:
     def _run(self) -> None:
         try:
             engine = self._load(self._progress)
+            self._report(engine, [])
             self._listener.loaded(EngineFacts(engine.model_info, engine.server_info, engine.tokenizer_files))
         except Exception as error:  # noqa: BLE001  whoever waits for the engine has to hear of it, whatever it is
             self._listener.failed_to_load(error)

@@ -128,19 +128,21 @@ class EngineLoop:
         died = self.phase is not Phase.STOPPED and not self._thread.is_alive
         return died or self._thread.num_failed_steps >= MAX_FAILED_STEPS
 
+    def close(self) -> None:
+        """End every task and the thread, without waiting for the step that is being computed. Twice is once."""
+        self.phase = Phase.STOPPED
+        self._thread.stop()
+        self.end_all(Unavailable("the replica has stopped"))
+
     async def stop(self, grace_s: float) -> None:
-        """Refuse new tasks, let running ones finish for at most `grace_s` seconds, end the rest and the thread."""
-        if self.phase is Phase.STOPPED:
-            return
+        """Refuse new tasks, let running ones finish for at most `grace_s` seconds, then close and wait for the end."""
         self.phase = Phase.DRAINING
         try:
             await asyncio.wait_for(self._idle.wait(), grace_s)
         except TimeoutError:
             log.warning("grace time is over", num_ended=len(self._streams), grace_s=grace_s)
-        self._thread.stop()
+        self.close()
         await asyncio.to_thread(self._thread.join)
-        self.end_all(Unavailable("the replica has stopped"))
-        self.phase = Phase.STOPPED
 
     def loaded(self, facts: EngineFacts) -> None:
         """The engine is ready."""

@@ -1,0 +1,100 @@
+"""The replica as Serve drives it, in one process and over an engine that counts."""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import serve
+
+from ottserve.workers.api import AbortResult, FinishReason, GenerationTask
+from ottserve.workers.replica import Replica
+from ottserve.workers.settings import EngineSettings
+
+SETTINGS = EngineSettings.model_validate({"metrics": {"host": "127.0.0.1"}, "output": {"message_interval_ms": 0}})
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """While this file exists no step ends. A file, since Serve hands a copy of the engine to the replica."""
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def handle(counting_engine: type, gate: Path) -> Any:
+    """A handle of a replica in this process."""
+
+    def wait_at_gate(engine: Any) -> None:
+        while gate.exists():
+            time.sleep(0.01)
+
+    engine = counting_engine(wait_at_gate)
+    application = serve.deployment(Replica).bind(SETTINGS, lambda settings, progress: engine, lambda: "r1", 0.5)
+    return serve.run(application, _local_testing_mode=True)
+
+
+def test_generate(handle: Any, make_task: Callable[..., GenerationTask]) -> None:
+    chunks = list(handle.options(stream=True).generate.remote(make_task(num_tokens=5)))
+    assert "".join(chunk.text for chunk in chunks) == "<1><2><3><4><5>"
+    assert chunks[-1].finish.reason is FinishReason.LENGTH
+
+
+def test_cancelling_the_stream_frees_the_slot(handle: Any, make_task: Callable[..., GenerationTask]) -> None:
+    stream = handle.options(stream=True).generate.remote(make_task(num_tokens=100_000))
+    next(stream)
+    eventually(lambda: num_running(handle) == 1)
+    stream.cancel()
+    eventually(lambda: num_running(handle) == 0)
+
+
+def test_abort(handle: Any, make_task: Callable[..., GenerationTask]) -> None:
+    stream = handle.options(stream=True).generate.remote(make_task(num_tokens=100_000))
+    next(stream)
+    assert handle.abort.remote("a").result() == AbortResult("a", True)
+    assert handle.abort.remote("a").result() == AbortResult("a", False)
+    assert list(stream)[-1].finish.reason is FinishReason.ABORTED
+
+
+def test_it_tells_who_it_is_and_where_its_metrics_are(handle: Any) -> None:
+    assert handle.load.remote().result().replica_id == "r1"
+    assert handle.info.remote().result().model.name == "counting"
+    with urllib.request.urlopen(f"http://{handle.metrics_address.remote().result()}/metrics", timeout=5) as answer:
+        assert b'replica_id="r1"' in answer.read()
+
+
+def test_unhealthy_only_while_work_is_pending_and_no_step_ends(
+    handle: Any, gate: Path, make_task: Callable[..., GenerationTask]
+) -> None:
+    time.sleep(0.6)
+    handle.check_health.remote().result()
+    gate.touch()
+    answer: list[Any] = []
+    reader = threading.Thread(
+        target=lambda: answer.extend(handle.options(stream=True).generate.remote(make_task(num_tokens=2)))
+    )
+    reader.start()
+    time.sleep(0.1)
+    handle.check_health.remote().result()
+    time.sleep(0.6)
+    with pytest.raises(RuntimeError, match="no step has finished"):
+        handle.check_health.remote().result()
+    gate.unlink()
+    reader.join()
+    assert answer[-1].finish
+    handle.check_health.remote().result()
+
+
+def num_running(handle: Any) -> int:
+    return int(handle.load.remote().result().num_running)
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 2.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)

@@ -1,0 +1,100 @@
+"""The replica as Ray Serve sees it: a shim over `EngineLoop`. Decides nothing, and imports neither Ray nor torch.
+
+How to load an engine and which replica this is are handed in, as questions to ask where the replica really runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import structlog
+
+from ottserve.workers.api import AbortResult, GenerationTask, LoadReport, ReplicaInfo, TextChunk, Unavailable
+from ottserve.workers.engine_thread import EngineLike, Progress
+from ottserve.workers.loop import EngineLoop
+from ottserve.workers.metrics import ReplicaMetrics
+from ottserve.workers.settings import EngineSettings
+
+log = structlog.get_logger("ottserve.replica")
+
+LoadEngine = Callable[[EngineSettings, Progress], EngineLike]
+
+
+class Unhealthy(RuntimeError):
+    """Raised to Serve, which then replaces the replica."""
+
+
+class Replica:
+    """One engine. Serve constructs it, asks for its health, and calls the rest for the gateway."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it, and sends no request before it has returned
+        self, settings: EngineSettings, load_engine: LoadEngine, replica_id: Callable[[], str], stall_s: float
+    ) -> None:
+        """`load_engine` runs on the engine thread. Work pending and no step for `stall_s` is a fault."""
+        self._replica_id = replica_id()
+        self._stall_s = stall_s
+        self._metrics = ReplicaMetrics(self._replica_id, lambda: self._engine.snapshot)
+        port = self._metrics.serve(settings.metrics.host, settings.metrics.port)
+        self._metrics_address = f"{_reachable(settings.metrics.host)}:{port}"
+        self._engine = EngineLoop(
+            lambda progress: load_engine(settings, progress),
+            message_interval_s=settings.output.message_interval_ms / 1000,
+            progress=_say,
+            on_step=self._metrics.record_step,
+        )
+        self._facts = await self._engine.ready()
+        self._metrics.describe(self._facts)
+
+    async def generate(self, task: GenerationTask) -> AsyncGenerator[TextChunk, None]:
+        """The chunks of a task. Cancelling the stream aborts the task."""
+        async with aclosing(self._engine.generate(task)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def abort(self, request_id: str) -> AbortResult:
+        """End a request with finish reason ABORTED."""
+        return AbortResult(request_id, await self._engine.abort(request_id))
+
+    async def flush_cache(self) -> int:
+        """Drop the cached pages that no live request uses, and tell how many."""
+        return await self._engine.flush_cache()
+
+    async def info(self) -> ReplicaInfo:
+        """What runs here."""
+        facts = self._facts
+        return ReplicaInfo(self._replica_id, facts.model, facts.server, facts.tokenizer)
+
+    async def load(self) -> LoadReport:
+        """The state now, a tenth of a second old at most while steps are made."""
+        if self._engine.snapshot is None:
+            raise Unavailable("the replica has not computed anything to report yet")
+        return dataclasses.replace(self._engine.snapshot.load, replica_id=self._replica_id)
+
+    async def metrics_address(self) -> str:
+        """`host:port` that Prometheus scrapes."""
+        return self._metrics_address
+
+    async def check_health(self) -> None:
+        """Asked by Serve again and again. Load never makes it unhealthy. Raises `Unhealthy`."""
+        if self._engine.broken:
+            raise Unhealthy("the engine has failed")
+        stalled_for_s = self._engine.stalled_for_s()
+        if stalled_for_s > self._stall_s:
+            raise Unhealthy(f"work is pending and no step has finished for {stalled_for_s:.0f} s")
+
+    def __del__(self) -> None:
+        """Called by Serve at the end, when running requests have had their time."""
+        self._engine.close()
+        self._metrics.close()
+
+
+def _say(message: str) -> None:
+    log.info("loading", what=message)
+
+
+def _reachable(host: str) -> str:
+    """The address to tell others where we listen on every interface."""
+    return socket.gethostbyname(socket.gethostname()) if host in ("0.0.0.0", "::") else host
