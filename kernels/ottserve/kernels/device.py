@@ -1,0 +1,166 @@
+"""Pieces of Triton that several kernels share: loaders of page operands and the online softmax.
+
+Knows no grid, no launch configuration and no sequence: a pointer to one page (of one KV head) and a block of its tokens.
+
+A *block* is ROWS consecutive tokens of a page. Packed loaders give the codes as they lie in the words: masked in place
+and reinterpreted as fp16, the code c at bit k of a word is the subnormal number c · 2^(k−24), exactly, as long as the
+field ends within the ten mantissa bits; fields further up share one shift. `field_units` undoes that.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def field_bits(BLOCK: tl.constexpr, ROWS: tl.constexpr, BITS: tl.constexpr, WORDS: tl.constexpr):
+    """Lowest bit, within its word, of each token of a block: int32 `[ROWS]`."""
+    return (BLOCK * ROWS + tl.arange(0, ROWS)) // WORDS * BITS
+
+
+@triton.jit
+def field_units(
+    EXPONENT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, BITS: tl.constexpr, WORDS: tl.constexpr
+):
+    """2^(EXPONENT−k) for each token of a block, fp32 `[ROWS]`. At EXPONENT 24, times a loaded code, it gives c."""
+    SHIFT: tl.constexpr = 10 // BITS * BITS
+    bits = field_bits(BLOCK, ROWS, BITS, WORDS)
+    return tl.exp2((EXPONENT - tl.where(bits >= SHIFT, bits - SHIFT, bits)).to(tl.float32))
+
+
+@triton.jit
+def mask_pairs(b_words, b_fields, IN_ASM: tl.constexpr):
+    """`b_words & b_fields` as fp16. Two words an instruction in assembly; Triton itself goes one by one."""
+    if IN_ASM:
+        return tl.inline_asm_elementwise(
+            "and.b32 $0, $1, $2;", "=r,r,r", [b_words, b_fields], dtype=tl.float16, is_pure=True, pack=2
+        )
+    return (b_words & b_fields).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def shift_pairs(b_words, SHIFT: tl.constexpr, IN_ASM: tl.constexpr):
+    """Words shifted down. What the upper word of a pair leaks into the lower is masked off afterwards."""
+    if IN_ASM and SHIFT == 10:
+        return tl.inline_asm_elementwise(
+            "shr.b32 $0, $1, 10;", "=r,r", [b_words], dtype=tl.int16, is_pure=True, pack=2
+        )
+    if IN_ASM and SHIFT == 8:
+        return tl.inline_asm_elementwise("shr.b32 $0, $1, 8;", "=r,r", [b_words], dtype=tl.int16, is_pure=True, pack=2)
+    return b_words >> SHIFT
+
+
+@triton.jit
+def codes_as_subnormals(
+    b_words,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    BITS: tl.constexpr,
+    WORDS: tl.constexpr,
+    TOKEN_AXIS: tl.constexpr,
+    IN_ASM: tl.constexpr,
+):
+    """The codes of one block out of its words (int16, the tokens' axis being ROWS long), fp16 of the same shape."""
+    SHIFT: tl.constexpr = 10 // BITS * BITS
+    TOP: tl.constexpr = (1 << BITS) - 1
+    FIRST_BIT: tl.constexpr = BLOCK * ROWS // WORDS * BITS
+    LAST_BIT: tl.constexpr = (BLOCK * ROWS + ROWS - 1) // WORDS * BITS
+    if FIRST_BIT == LAST_BIT:
+        IN_PLACE: tl.constexpr = FIRST_BIT if FIRST_BIT < SHIFT else FIRST_BIT - SHIFT
+        b_fields = tl.full([1, 1], TOP << IN_PLACE, tl.int16)
+    else:
+        bits = field_bits(BLOCK, ROWS, BITS, WORDS)
+        b_fields = tl.expand_dims((TOP << tl.where(bits >= SHIFT, bits - SHIFT, bits)).to(tl.int16), 1 - TOKEN_AXIS)
+    if FIRST_BIT >= SHIFT:
+        return mask_pairs(shift_pairs(b_words, SHIFT, IN_ASM), b_fields, IN_ASM)
+    if LAST_BIT < SHIFT:
+        return mask_pairs(b_words, b_fields, IN_ASM)
+    is_high = tl.expand_dims(field_bits(BLOCK, ROWS, BITS, WORDS) >= SHIFT, 1 - TOKEN_AXIS)
+    return mask_pairs(tl.where(is_high, b_words >> SHIFT, b_words), b_fields, False)
+
+
+@triton.jit
+def word_rows(BLOCK: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr):
+    """Which of WORDS words each token of a block lies in, int32 `[ROWS]`; equal expressions for blocks that share."""
+    if WORDS >= ROWS:
+        return BLOCK * ROWS % WORDS + tl.arange(0, ROWS)
+    return tl.arange(0, ROWS) % WORDS
+
+
+@triton.jit
+def load_keys_packed(p_page, o_d, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, IN_ASM: tl.constexpr):
+    """Key codes of a block, fp16 `[ROWS, BD]` = c · 2^(k−24); channels beyond D are 0."""
+    D: tl.constexpr = LAYOUT.head_size
+    o_words = word_rows(BLOCK, ROWS, LAYOUT.key_rows)
+    p_words = p_page + o_words[:, None] * D + o_d[None, :]
+    b_words = tl.load(p_words) if D == o_d.shape[0] else tl.load(p_words, mask=o_d[None, :] < D, other=0)
+    return codes_as_subnormals(b_words, BLOCK, ROWS, LAYOUT.k_bits, LAYOUT.key_rows, 0, IN_ASM)
+
+
+@triton.jit
+def load_keys_exact(p_page, o_d, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, EXACT: tl.constexpr):
+    """Keys of a block kept at 16 bit, EXACT `[ROWS, BD]`."""
+    D: tl.constexpr = LAYOUT.head_size
+    o_words = BLOCK * ROWS + tl.arange(0, ROWS)
+    p_words = p_page + o_words[:, None] * D + o_d[None, :]
+    b_words = tl.load(p_words) if D == o_d.shape[0] else tl.load(p_words, mask=o_d[None, :] < D, other=0)
+    return b_words.to(EXACT, bitcast=True)
+
+
+@triton.jit
+def load_values_packed(
+    p_page, o_d, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, IN_ASM: tl.constexpr
+):
+    """Value codes of a block, fp16 `[BD, ROWS]` = c · 2^(k−24); channels beyond D are 0."""
+    D: tl.constexpr = LAYOUT.head_size
+    WORDS: tl.constexpr = LAYOUT.value_columns
+    o_words = word_rows(BLOCK, ROWS, WORDS)
+    p_words = p_page + LAYOUT.value_codes_at + o_d[:, None] * WORDS + o_words[None, :]
+    b_words = tl.load(p_words) if D == o_d.shape[0] else tl.load(p_words, mask=o_d[:, None] < D, other=0)
+    return codes_as_subnormals(b_words, BLOCK, ROWS, LAYOUT.v_bits, WORDS, 1, IN_ASM)
+
+
+@triton.jit
+def load_values_exact(
+    p_page, o_d, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, EXACT: tl.constexpr
+):
+    """Values of a block kept at 16 bit, EXACT `[BD, ROWS]`."""
+    D: tl.constexpr = LAYOUT.head_size
+    o_words = BLOCK * ROWS + tl.arange(0, ROWS)
+    p_words = p_page + LAYOUT.value_codes_at + o_d[:, None] * LAYOUT.group + o_words[None, :]
+    b_words = tl.load(p_words) if D == o_d.shape[0] else tl.load(p_words, mask=o_d[:, None] < D, other=0)
+    return b_words.to(EXACT, bitcast=True)
+
+
+@triton.jit
+def replaced_bias(p_page, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """fp32 `[ROWS]`: −∞ for tokens that the page's mask names, else 0. ROWS is 16 or 32."""
+    p_mask = (p_page + LAYOUT.mask_at).to(tl.pointer_type(tl.int32))
+    word = tl.load(p_mask + BLOCK * ROWS // 32)
+    bits = word >> tl.arange(0, ROWS)
+    return tl.where((bits & (1 << (BLOCK * ROWS % 32))) != 0, float("-inf"), 0.0)
+
+
+@triton.jit
+def load_scales(p_scales, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """fp16 `[ROWS]` of a block's tokens, out of one number a token at `p_scales` (int16 pointer)."""
+    p_fp16 = p_scales.to(tl.pointer_type(tl.float16))
+    return tl.load(p_fp16 + BLOCK * ROWS + tl.arange(0, ROWS))
+
+
+@triton.jit
+def load_channels(p_scales, o_d, D: tl.constexpr):
+    """fp16 `[BD]`, one number a channel at `p_scales` (int16 pointer); 0 beyond D."""
+    p_fp16 = p_scales.to(tl.pointer_type(tl.float16))
+    if o_d.shape[0] == D:
+        return tl.load(p_fp16 + o_d)
+    return tl.load(p_fp16 + o_d, mask=o_d < D, other=0.0)
+
+
+@triton.jit
+def finite_max(b_max):
+    """A maximum that may be −∞ (nothing seen yet), fit to be subtracted."""
+    return tl.where(b_max == float("-inf"), 0.0, b_max)
