@@ -13,10 +13,10 @@ import pytest
 from ray import serve
 
 from ottserve.workers.api import AbortResult, FinishReason, GenerationTask
-from ottserve.workers.replica import Replica
+from ottserve.workers.replica import Place, Replica
 from ottserve.workers.settings import EngineSettings
 
-SETTINGS = EngineSettings.model_validate({"metrics": {"host": "127.0.0.1"}, "output": {"message_interval_ms": 0}})
+SETTINGS = EngineSettings.model_validate({"metrics": {"host": "0.0.0.0"}, "output": {"message_interval_ms": 0}})
 
 
 @pytest.fixture
@@ -34,7 +34,9 @@ def handle(counting_engine: type, gate: Path) -> Any:
             time.sleep(0.01)
 
     engine = counting_engine(wait_at_gate)
-    application = serve.deployment(Replica).bind(SETTINGS, lambda settings, progress: engine, lambda: "r1", 0.5)
+    application = serve.deployment(Replica).bind(
+        SETTINGS, lambda settings, progress: engine, lambda: Place("r1", "127.0.0.1"), 0.5
+    )
     return serve.run(application, _local_testing_mode=True)
 
 

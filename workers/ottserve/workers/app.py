@@ -5,26 +5,15 @@ Serve's environment flags have to be set before this module is imported.
 
 from __future__ import annotations
 
-from pydantic import Field
+import ray
 from ray import serve
 from ray.serve import Application
 
 from ottserve.workers.engine_thread import EngineLike, Progress
-from ottserve.workers.replica import Replica
-from ottserve.workers.settings import EngineSettings, Section
+from ottserve.workers.replica import Place, Replica
+from ottserve.workers.settings import DeploymentSettings, EngineSettings
 
 NAME = "replica"
-
-
-class DeploymentSettings(Section):
-    """How many replicas run, on what, and how Serve watches them."""
-
-    num_replicas: int = Field(1, ge=1, le=1024, description="Replicas, each with a model and a cache of its own.")
-    num_cpus: float = Field(1.0, ge=0, description="CPU cores that Ray sets aside for a replica.")
-    num_gpus: float | None = Field(None, ge=0, description="GPUs of a replica; default 1 where it computes on one.")
-    stall_s: float = Field(120.0, gt=0, description="Work pending and no step for so long: the replica is replaced.")
-    grace_s: float = Field(60.0, ge=0, description="Time for running requests to finish when a replica ends.")
-    health_period_s: float = Field(1.0, gt=0, description="Serve asks a replica for its health this often.")
 
 
 def replica_application(engine: EngineSettings, deployment: DeploymentSettings, num_gpus: float) -> Application:
@@ -53,7 +42,7 @@ def replica_application(engine: EngineSettings, deployment: DeploymentSettings, 
         health_check_timeout_s=30,
         max_constructor_retry_count=1,
     )(Replica)
-    return described.bind(engine, load_engine, replica_id, deployment.stall_s)
+    return described.bind(engine, load_engine, place, deployment.stall_s)
 
 
 def load_engine(settings: EngineSettings, progress: Progress) -> EngineLike:
@@ -63,6 +52,8 @@ def load_engine(settings: EngineSettings, progress: Progress) -> EngineLike:
     return loading.load_engine(settings, progress)
 
 
-def replica_id() -> str:
-    """Called in the replica: what Serve calls it."""
-    return str(serve.get_replica_context().replica_id.unique_id)
+def place() -> Place:
+    """Called in the replica: where it runs, and what Serve calls it."""
+    return Place(
+        replica_id=str(serve.get_replica_context().replica_id.unique_id), address=ray.util.get_node_ip_address()
+    )

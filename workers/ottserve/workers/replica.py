@@ -1,14 +1,14 @@
 """The replica as Ray Serve sees it: a shim over `EngineLoop`. Decides nothing, and imports neither Ray nor torch.
 
-How to load an engine and which replica this is are handed in, as questions to ask where the replica really runs.
+How to load an engine and where this is are handed in, as functions to call where the replica really runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import structlog
 
@@ -23,6 +23,14 @@ log = structlog.get_logger("ottserve.replica")
 LoadEngine = Callable[[EngineSettings, Progress], EngineLike]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which replica this is, and the address that others in the cluster reach it by."""
+
+    replica_id: str
+    address: str
+
+
 class Unhealthy(RuntimeError):
     """Raised to Serve, which then replaces the replica."""
 
@@ -31,14 +39,16 @@ class Replica:
     """One engine. Serve constructs it, asks for its health, and calls the rest for the gateway."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it, and sends no request before it has returned
-        self, settings: EngineSettings, load_engine: LoadEngine, replica_id: Callable[[], str], stall_s: float
+        self, settings: EngineSettings, load_engine: LoadEngine, place: Callable[[], Place], stall_s: float
     ) -> None:
         """`load_engine` runs on the engine thread. Work pending and no step for `stall_s` is a fault."""
-        self._replica_id = replica_id()
+        here = place()
+        self._replica_id = here.replica_id
         self._stall_s = stall_s
         self._metrics = ReplicaMetrics(self._replica_id, lambda: self._engine.snapshot)
         port = self._metrics.serve(settings.metrics.host, settings.metrics.port)
-        self._metrics_address = f"{_reachable(settings.metrics.host)}:{port}"
+        host = here.address if settings.metrics.host in ("0.0.0.0", "::") else settings.metrics.host
+        self._metrics_address = f"{host}:{port}"
         self._engine = EngineLoop(
             lambda progress: load_engine(settings, progress),
             message_interval_s=settings.output.message_interval_ms / 1000,
@@ -93,8 +103,3 @@ class Replica:
 
 def _say(message: str) -> None:
     log.info("loading", what=message)
-
-
-def _reachable(host: str) -> str:
-    """The address to tell others where we listen on every interface."""
-    return socket.gethostbyname(socket.gethostname()) if host in ("0.0.0.0", "::") else host
