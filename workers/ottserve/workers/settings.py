@@ -5,11 +5,17 @@ Unknown names are errors. The gateway has its own settings; the command `ottserv
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-CodeBits = Literal[1, 2, 4, 8, 16]
+
+def _number(value: object) -> object:
+    """Flags and environment variables are text, which a `Literal` of numbers would refuse."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+CodeBits = Annotated[Literal[1, 2, 4, 8, 16], BeforeValidator(_number)]
 
 
 class Section(BaseModel):
