@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_status import rpc_status
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from ottserve.service.logs import configure_logs
 from ottserve.service.server import GatewayServer
 from ottserve.service.settings import GatewaySettings
 from ottserve.v1 import generation_pb2_grpc
@@ -211,6 +212,11 @@ async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - the condition is anything
             await asyncio.sleep(0.005)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def logs() -> None:
+    configure_logs()
 
 
 @pytest.fixture

@@ -134,6 +134,11 @@ async def test_every_served_field_makes_a_difference(gateway: Any, replicas: Any
     assert seen[0] != seen[1]
 
 
+def _parts(task: Any) -> tuple[Any, ...]:
+    """A task without its times."""
+    return task.request_id, task.prompt_ids, task.sampling, task.stops, task.skip_special_tokens
+
+
 def _without_drawn(parts: tuple[Any, ...]) -> tuple[Any, ...]:
     """A task without what is drawn anew for each request."""
     _, prompt_ids, sampling, *rest = parts

@@ -17,6 +17,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ottserve.workers.api import invalid
 
 
+# Templates ask `is defined` and `is not none` about these.
+NEVER_GIVEN: dict[str, None] = {"tools": None, "documents": None}
+
+
 class _GenerationBlocks(jinja2.ext.Extension):
     """`{% generation %}` marks the assistant's words for training; here its contents are just rendered."""
 
@@ -67,7 +71,10 @@ class ChatTemplate:
         """The conversation as one text. Raises InvalidField where the template refuses the messages."""
         try:
             return self._template.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special_tokens
+                messages=list(messages),
+                add_generation_prompt=add_generation_prompt,
+                **NEVER_GIVEN,
+                **self._special_tokens,
             )
         except jinja2.TemplateError as error:
             roles = [message["role"] for message in messages]

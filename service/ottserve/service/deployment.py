@@ -1,0 +1,62 @@
+"""The gateway as a Ray Serve deployment: one replica without a GPU, listening on the settings' own port.
+
+Knows not what the engine deployment is: whoever builds the application binds it. Set
+`ray_environment.RAY_ENVIRONMENT` before importing this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.handle import DeploymentHandle
+
+from ottserve.service.logs import configure_logs
+from ottserve.service.ray_environment import RAY_ENVIRONMENT
+from ottserve.service.ray_replicas import RayReplicas
+from ottserve.service.server import GatewayServer
+from ottserve.service.settings import GatewaySettings
+
+# A drain may take its grace time; Serve's own limit must not cut it short.
+SHUTDOWN_MARGIN_S = 10.0
+
+
+class Gateway:
+    """Starts the server when Serve makes it, drains when Serve ends it. Serves nothing through Serve itself."""
+
+    async def __init__(self, settings: GatewaySettings, engine: DeploymentHandle) -> None:  # type: ignore[misc]
+        configure_logs()
+        self._server = GatewayServer(settings, RayReplicas(engine, settings.readiness.poll_timeout_s))
+        await self._server.start()
+
+    async def check_health(self) -> None:
+        """Called by Serve; raising gets this process replaced."""
+        if not self._server.is_following:
+            raise RuntimeError("the gateway no longer follows its replicas")
+
+    def ports(self) -> tuple[int, int]:
+        """Where the gRPC service and the pages for Prometheus listen."""
+        return self._server.port, self._server.metrics_port
+
+    async def __del__(self) -> None:
+        await self._server.drain()
+
+
+def gateway_application(settings: GatewaySettings, engine: Application, **resources: Any) -> Application:
+    """The whole service: the gateway in front of an engine deployment that is already bound.
+
+    Args:
+        settings: of the gateway.
+        engine: the bound engine deployment.
+        resources: custom Ray resources that a node must have to run the gateway.
+    """
+    drain = settings.drain
+    deployment = serve.deployment(
+        name="Gateway",
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0, "resources": resources, "runtime_env": {"env_vars": RAY_ENVIRONMENT}},
+        graceful_shutdown_timeout_s=drain.probe_period_s + drain.grace_s + SHUTDOWN_MARGIN_S,
+        health_check_period_s=2,
+    )(Gateway)
+    return deployment.bind(settings, engine)

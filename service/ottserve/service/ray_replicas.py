@@ -1,0 +1,118 @@
+"""Replicas reached through a Ray Serve handle. The one file that knows Ray's errors.
+
+The deployment behind the handle has the methods `generate` (streaming), `abort`, `info`, `load` and
+`metrics_address`. Set `ray_environment.RAY_ENVIRONMENT` before importing this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import structlog
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from ottserve.workers.api import (
+    AbortResult,
+    GenerationTask,
+    Internal,
+    LoadReport,
+    OttserveError,
+    QueueFull,
+    ReplicaInfo,
+    TextChunk,
+    Unavailable,
+)
+
+log = structlog.get_logger(__name__)
+
+LOST = (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError)
+
+
+class RayReplicas:
+    """A `ReplicaClient` over one deployment. Serve picks the replica of a task; the rest is asked of all of them."""
+
+    def __init__(self, handle: DeploymentHandle, answer_timeout_s: float) -> None:
+        self._handle = handle
+        self._answer_timeout_s = answer_timeout_s
+
+    async def generate(self, task: GenerationTask) -> AsyncGenerator[TextChunk, None]:
+        """Cancels the work on every way out; Serve alone would let it run on."""
+        response = self._handle.options(stream=True).generate.remote(task)
+        try:
+            async for chunk in response:
+                yield chunk
+        except asyncio.CancelledError:
+            if _is_being_cancelled():
+                raise
+            raise Unavailable("the replica ended the request") from None
+        except Exception as error:
+            raise as_ottserve_error(error) from error
+        finally:
+            _cancel(response)
+
+    async def abort(self, request_id: str) -> AbortResult:
+        """Asks all replicas; one at most has it."""
+        results: list[AbortResult] = await self._ask_all("abort", request_id)
+        return AbortResult(request_id, any(result.found for result in results))
+
+    async def info(self) -> ReplicaInfo:
+        """Of the first that answers. Raises Unavailable."""
+        infos: list[ReplicaInfo] = await self._ask_all("info")
+        if not infos:
+            raise Unavailable("no replica answers")
+        return infos[0]
+
+    async def load(self) -> tuple[LoadReport, ...]:
+        """Of each that answers."""
+        return tuple(await self._ask_all("load"))
+
+    async def metrics_addresses(self) -> tuple[str, ...]:
+        """Of each that answers."""
+        return tuple(await self._ask_all("metrics_address"))
+
+    async def _ask_all(self, method: str, *args: str) -> list[Any]:
+        """The answers of the replicas that gave one in time. Raises what a replica refused with, if none did."""
+        response = self._handle.broadcast(method, *args)
+        try:
+            answers = await response.results_async(timeout_s=self._answer_timeout_s, return_exceptions=True)
+        except Exception as error:
+            raise as_ottserve_error(error) from error
+        refusals = [answer for answer in answers if isinstance(answer, BaseException)]
+        if refusals and len(refusals) == len(answers):
+            raise as_ottserve_error(refusals[0]) from refusals[0]
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+def as_ottserve_error(error: BaseException) -> OttserveError:
+    """What a caller may be told of an error that came through Ray. Its text may hold paths, so none of it is kept."""
+    match error:
+        case OttserveError() if not isinstance(error, RayTaskError):
+            return error
+        case RayTaskError() if isinstance(error.cause, BaseException) and error.cause is not error:
+            return as_ottserve_error(error.cause)
+        case BackPressureError():
+            return QueueFull("the replicas' queues are full")
+        case TimeoutError():
+            return Unavailable("no replica answered in time")
+        case _ if isinstance(error, LOST):
+            return Unavailable("the replica was lost")
+        case _:
+            log.error("unexpected error from Ray", exc_info=error)
+            return Internal("the replica failed", reason=type(error).__name__)
+
+
+def _is_being_cancelled() -> bool:
+    """Whether a CancelledError is ours: Ray raises one too when something else ended the request."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _cancel(response: Any) -> None:
+    try:
+        response.cancel()
+    except Exception:
+        log.debug("cancel of an ended stream", exc_info=True)

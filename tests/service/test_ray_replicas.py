@@ -1,0 +1,106 @@
+"""Errors and cancels across a Serve handle, in Serve's local testing mode (no cluster)."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from ray import serve
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
+
+from ottserve.service.ray_replicas import RayReplicas, as_ottserve_error
+from ottserve.workers import api
+
+
+class Engine:
+    """Counts like the fake of the other tests, and notes how far it came."""
+
+    def __init__(self) -> None:
+        self.num_made = 0
+        self.is_closed = False
+
+    async def generate(self, task: api.GenerationTask) -> AsyncGenerator[api.TextChunk, None]:
+        try:
+            for i in range(task.stops.max_new_tokens):
+                await asyncio.sleep(0.001)
+                if task.request_id == f"fail-{i}":
+                    raise api.QueueFull("full", 70)
+                self.num_made = i + 1
+                yield api.TextChunk(task.request_id, f"{i} ", (i,))
+        finally:
+            self.is_closed = True
+
+    async def progress(self) -> tuple[int, bool]:
+        return self.num_made, self.is_closed
+
+
+def task(request_id: str, num_tokens: int) -> api.GenerationTask:
+    return api.GenerationTask(request_id, (1,), api.SamplingParams(), api.StopParams(num_tokens), received_at=0.0)
+
+
+@pytest.fixture
+def handle() -> Any:
+    app = serve.deployment(max_ongoing_requests=100)(Engine).bind()
+    return serve.run(app, _local_testing_mode=True)
+
+
+@pytest.fixture
+def replicas(handle: Any) -> RayReplicas:
+    return RayReplicas(handle, answer_timeout_s=5.0)
+
+
+async def test_chunks_pass(replicas: RayReplicas) -> None:
+    assert [chunk.text async for chunk in replicas.generate(task("r", 3))] == ["0 ", "1 ", "2 "]
+
+
+@pytest.mark.parametrize("num_before", [0, 2])
+async def test_our_errors_arrive_as_they_were_raised(replicas: RayReplicas, num_before: int) -> None:
+    chunks = []
+    with pytest.raises(api.QueueFull) as caught:
+        async for chunk in replicas.generate(task(f"fail-{num_before}", 5)):
+            chunks.append(chunk)
+    assert type(caught.value) is api.QueueFull
+    assert (caught.value.message, caught.value.retry_after_ms) == ("full", 70)
+    assert len(chunks) == num_before
+
+
+async def test_closing_the_stream_stops_the_work(replicas: RayReplicas, handle: Any, until: Any) -> None:
+    async with aclosing(replicas.generate(task("r", 1000))) as chunks:
+        await anext(chunks)
+    await asyncio.sleep(0.05)
+    num_made, is_closed = await handle.progress.remote()
+    assert is_closed
+    assert num_made < 20
+
+
+def task_error(cause: Exception) -> Exception:
+    return RayTaskError("f", "Traceback: /secret/path.py", cause).as_instanceof_cause()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (BackPressureError(num_queued_requests=1, max_queued_requests=1), api.QueueFull),
+        (ActorDiedError(), api.Unavailable),
+        (ActorUnavailableError("gone", None), api.Unavailable),
+        (DeploymentUnavailableError(serve.exceptions.DeploymentID("d", "a")), api.Unavailable),
+        (ReplicaUnavailableError("gone"), api.Unavailable),
+        (TimeoutError("late"), api.Unavailable),
+        (task_error(api.StreamBroken("lost")), api.StreamBroken),
+        (task_error(api.invalid("text", "x", "shorter")), api.InvalidField),
+        (task_error(ValueError("/secret/path.py")), api.Internal),
+        (KeyError("/secret/path.py"), api.Internal),
+    ],
+)
+def test_every_error_of_ray_has_an_answer(error: Exception, kind: type[api.OttserveError]) -> None:
+    told = as_ottserve_error(error)
+    assert type(told) is kind
+    assert "secret" not in str(told)
+
+
+def test_a_delay_asked_for_by_a_replica_survives() -> None:
+    told = as_ottserve_error(task_error(api.QueueFull("full", 70)))
+    assert isinstance(told, api.QueueFull)
+    assert told.retry_after_ms == 70
