@@ -1,7 +1,7 @@
 """The Python client of an ottserve gateway: `Client` for plain code, `AsyncClient` for asyncio. Imports no torch."""
 
 from ottserve.client.aio import AsyncClient
-from ottserve.client.connection import Tls
+from ottserve.client.connection import DEFAULT_TARGET, Tls
 from ottserve.client.errors import (
     AlreadyExists,
     Cancelled,
@@ -36,6 +36,7 @@ from ottserve.client.types import (
 )
 
 __all__ = [
+    "DEFAULT_TARGET",
     "AlreadyExists",
     "Answer",
     "AsyncClient",

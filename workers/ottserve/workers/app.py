@@ -16,17 +16,19 @@ from ottserve.workers.settings import DeploymentSettings, EngineSettings
 NAME = "replica"
 
 
-def replica_application(engine: EngineSettings, deployment: DeploymentSettings, num_gpus: float) -> Application:
+def replica_application(
+    engine: EngineSettings, deployment: DeploymentSettings, num_cpus: float, num_gpus: float
+) -> Application:
     """The replicas, bound to their settings.
 
     Args:
         engine: what each replica starts with.
         deployment: how many there are and how they are watched.
-        num_gpus: GPUs of one replica, where `deployment.num_gpus` does not say.
+        num_cpus, num_gpus: what one replica gets, where `deployment` does not say.
     """
     scheduler = engine.scheduler
     options = {
-        "num_cpus": deployment.num_cpus,
+        "num_cpus": num_cpus if deployment.num_cpus is None else deployment.num_cpus,
         "num_gpus": num_gpus if deployment.num_gpus is None else deployment.num_gpus,
     }
     described = serve.deployment(

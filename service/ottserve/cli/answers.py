@@ -1,0 +1,44 @@
+"""Writes answers to the terminal as they come, and what they took. Calls nothing by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from ottserve.client import Answer, Chunk, Finish
+
+
+def write_stream(chunks: Iterable[Chunk]) -> tuple[str, Finish]:
+    """Write the text as it comes; the whole of it and its end."""
+    written: list[str] = []
+    for chunk in chunks:
+        typer.echo(chunk.text, nl=False)
+        written.append(chunk.text)
+        if chunk.finish:
+            typer.echo()
+            return "".join(written), chunk.finish
+    raise RuntimeError("the stream ended without a finish")
+
+
+def write_usage(finish: Finish) -> None:
+    """One line on standard error, so that the answer alone can be piped."""
+    usage, timings = finish.usage, finish.timings
+    rate = (usage.num_completion_tokens - 1) / timings.decode_s if timings.decode_s > 0 else 0.0
+    typer.echo(
+        f"[{finish.reason.value}; {usage.num_prompt_tokens} prompt tokens, {usage.num_cached_tokens} of them cached, "
+        f"{usage.num_completion_tokens} generated; first token after {timings.first_token_s:.3f} s, "
+        f"then {rate:.1f} tokens/s; seed {finish.seed}]",
+        err=True,
+    )
+
+
+def write_json(answer: Answer) -> None:
+    """One JSON object a line."""
+    record = dataclasses.asdict(answer)
+    record["finish"]["reason"] = answer.finish.reason.value
+    typer.echo(json.dumps(record, ensure_ascii=False))

@@ -1,0 +1,69 @@
+"""`ottserve generate`: one prompt, one answer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ottserve.cli.connect import DEFAULT_TARGET, CaFile, Target, Tls, Token, connection
+
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy; default: the model's own.")]
+TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the smallest set that reaches this probability.")]
+Seed = Annotated[int | None, typer.Option(help="Makes the answer reproducible.")]
+MaxNewTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
+Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given again.")]
+System = Annotated[str | None, typer.Option(help="System message of the chat.")]
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to answer; '-' reads it from standard input.")],
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    system: System = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    max_new_tokens: MaxNewTokens = None,
+    stop: Stop = None,
+    include_stop_text: Annotated[bool, typer.Option("--include-stop-text", help="Keep the stop text.")] = False,
+    usage: Annotated[bool, typer.Option("--usage", help="Print token counts and times on standard error.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer as one JSON object.")] = False,
+    timeout_s: Annotated[float | None, typer.Option(help="Give up after this many seconds.")] = None,
+    target: Target = DEFAULT_TARGET,
+    token: Token = None,
+    tls: Tls = False,
+    ca_file: CaFile = None,
+) -> None:
+    """Answer a prompt, word by word as the answer appears."""
+    from ottserve.cli import answers
+    from ottserve.client import Options
+
+    options = Options(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        stop=tuple(stop or ()),
+        include_stop_text=include_stop_text or None,
+    )
+    if raw and system is not None:
+        raise typer.BadParameter("--system has no place in a --raw prompt")
+    text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
+    source = text if raw else _chat(text, system)
+    with connection(target, token, tls, ca_file) as client:
+        if as_json:
+            answers.write_json(client.generate(source, options, timeout_s))
+            return
+        _, finish = answers.write_stream(client.stream(source, options, timeout_s))
+    if usage:
+        answers.write_usage(finish)
+
+
+def _chat(text: str, system: str | None):  # type: ignore[no-untyped-def]
+    from ottserve.client import Chat, ChatMessage
+
+    opening = (ChatMessage("system", system),) if system is not None else ()
+    return Chat((*opening, ChatMessage("user", text)))

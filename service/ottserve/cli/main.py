@@ -1,0 +1,21 @@
+"""The command `ottserve`: names the commands, holds none of their work."""
+
+from __future__ import annotations
+
+import typer
+
+from ottserve.cli import ask, chat, info, serve, tokens
+
+app = typer.Typer(
+    name="ottserve",
+    help="LLM inference over a 2-bit KV cache with Outlier Tokens Tracing.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("serve", context_settings=serve.CONTEXT)(serve.serve)
+app.command("settings")(serve.settings)
+app.command("generate")(ask.generate)
+app.command("chat")(chat.chat)
+app.command("info")(info.info)
+app.command("tokenize")(tokens.tokenize)

@@ -1,0 +1,190 @@
+"""Runs the whole service on this machine: Ray, gateway and replicas, from start to a clean end. Decides no setting.
+
+Ray is started for this process alone and listens on the loopback address; it goes when this process goes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+
+from ottserve.cli.ports import PortTaken, check_ports, free_port
+from ottserve.cli.settings import ServeSettings
+from ottserve.service.ray_environment import RAY_ENVIRONMENT
+from ottserve.workers.signals import DrainRequested, StopRequested, StopSignals
+
+APPLICATION = "ottserve"
+OBJECT_STORE_BYTES = 128 * 1024 * 1024
+READY_TIMEOUT_S = 60.0
+
+LOCAL_RAY_ENVIRONMENT = {
+    **RAY_ENVIRONMENT,
+    "RAY_AUTH_MODE": "disabled",  # on the loopback address, for this process alone
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+class StartFailed(Exception):
+    """The service can't start; the message says why, fit for the one who started it."""
+
+
+def run(settings: ServeSettings) -> int:
+    """Serve until a signal; the exit status. 0 after a drain, 1 when it did not start, 130 after a second signal."""
+    console = Console(stderr=True, highlight=False)
+    try:
+        check_ports(settings)
+    except PortTaken as error:
+        return _failed(console, str(error))
+    settings = _with_ports(settings)
+    with StopSignals() as signals:
+        try:
+            return _serve_and_drain(settings, signals, console)
+        except StopRequested:
+            console.print("stopping now")
+            return 130
+        finally:
+            _shut_down()
+
+
+def _serve_and_drain(settings: ServeSettings, signals: StopSignals, console: Console) -> int:
+    try:
+        began = time.monotonic()
+        start(settings, signals, console.print)
+        console.print(_ready_message(settings, time.monotonic() - began))
+        signals.wait()
+    except StartFailed as error:
+        return _failed(console, str(error))
+    except DrainRequested:
+        console.print("draining: running requests finish, a second Ctrl-C stops now")
+        _drain()
+        console.print("stopped")
+    return 0
+
+
+def start(settings: ServeSettings, signals: StopSignals, say: Callable[[str], None]) -> None:
+    """Start Ray, then the application on it, and wait until requests are served. Raises `StartFailed`."""
+    say("starting Ray")
+    os.environ.update(LOCAL_RAY_ENVIRONMENT)
+    import ray
+    from ray import serve
+
+    ray.init(
+        address="local",
+        num_cpus=_num_cores(),
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        logging_level="WARNING",
+        _node_ip_address="127.0.0.1",
+    )
+    signals.listen()
+    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
+    say(f"loading {settings.model.path}")
+    application = _application(settings, int(ray.cluster_resources().get("GPU", 0)))
+    try:
+        serve.run(application, name=APPLICATION, route_prefix=None)
+    except RuntimeError as error:
+        raise StartFailed(_why(error)) from error
+    _wait_until_ready(settings)
+
+
+def _application(settings: ServeSettings, num_gpus_here: int):  # type: ignore[no-untyped-def]
+    from ottserve.service.deployment import gateway_application
+    from ottserve.workers.app import replica_application
+
+    if settings.model.device == "cuda" and not num_gpus_here:
+        raise StartFailed("model.device=cuda: this machine has no GPU that Ray can see")
+    uses_gpu = settings.model.device != "cpu" and num_gpus_here > 0
+    share = max(1, _num_cores() // settings.deployment.num_replicas)
+    replicas = replica_application(
+        settings.engine, settings.deployment, num_cpus=1 if uses_gpu else share, num_gpus=1 if uses_gpu else 0
+    )
+    return gateway_application(settings.gateway, replicas)
+
+
+def _wait_until_ready(settings: ServeSettings) -> None:
+    from ottserve import client as oc
+
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    with oc.Client(_target(settings), retry=oc.RetryPolicy(max_attempts=1)) as client:
+        while time.monotonic() < deadline:
+            try:
+                if client.ready():
+                    return
+            except oc.Unavailable:
+                pass  # it does not listen yet
+            time.sleep(0.1)
+    raise StartFailed(f"the gateway did not become ready within {READY_TIMEOUT_S:.0f} s")
+
+
+def _ready_message(settings: ServeSettings, took_s: float) -> str:
+    from ottserve import client as oc
+
+    target = _target(settings)
+    with oc.Client(target) as client:
+        model, server = client.model_info(), client.server_info()
+    cache, command = server.cache, os.path.relpath(sys.argv[0])
+    option = "" if target == oc.DEFAULT_TARGET else f" --target {target}"
+    return (
+        f"\nready after {took_s:.0f} s: {model.model} on {server.engine.device} ({server.engine.backend}), "
+        f"policy {cache.policy}, {cache.bits_per_element:.2f} bits a cached element, "
+        f"room for {cache.token_capacity:,} tokens\n"
+        f"  gRPC     {target}\n"
+        f"  metrics  http://127.0.0.1:{settings.gateway.metrics.port}/metrics, replicas by /sd\n"
+        f'  try      {command} generate "What is the capital of France?"{option}\n'
+        f"           {command} chat{option}\n"
+        "Ctrl-C ends it.\n"
+    )
+
+
+def _drain() -> None:
+    """Serve lets gateway and replicas finish what runs, each within its grace time."""
+    from ray import serve
+
+    serve.delete(APPLICATION)
+
+
+def _shut_down() -> None:
+    """End Serve's and Ray's processes. Fine when they never started."""
+    if "ray" in sys.modules:
+        import ray
+
+        ray.shutdown()
+
+
+def _with_ports(settings: ServeSettings) -> ServeSettings:
+    """Ports chosen for the gateway where the settings leave them open: one has to know where to call it."""
+    gateway = settings.gateway
+    metrics = gateway.metrics.model_copy(update={"port": gateway.metrics.port or free_port()})
+    gateway = gateway.model_copy(update={"port": gateway.port or free_port(), "metrics": metrics})
+    return settings.model_copy(update={"gateway": gateway})
+
+
+def _target(settings: ServeSettings) -> str:
+    host = settings.gateway.host
+    return f"{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{settings.gateway.port}"
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _why(error: RuntimeError) -> str:
+    """The replica's own words, out of what Serve tells of a deployment that failed."""
+    from ray import serve
+
+    status = serve.status().applications.get(APPLICATION)
+    messages = [deployment.message for deployment in status.deployments.values()] if status else []
+    lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith(("ValueError:", "OSError:", "RuntimeError:", "MemoryError:"))]
+    return causes[-1].partition(": ")[2] if causes else str(error)
+
+
+def _failed(console: Console, message: str) -> int:
+    console.print(f"[red]error[/red]: {message}", style=None)
+    return 1

@@ -1,0 +1,139 @@
+"""All settings of `ottserve serve` in one value: flags over environment over YAML file over defaults.
+
+The names are the same in all three places. An unknown name is an error that names it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import pydantic_settings
+import yaml
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+from pydantic_settings import PydanticBaseSettingsSource as Source
+
+from ottserve.service.settings import GatewaySettings
+from ottserve.workers.settings import (
+    CacheSettings,
+    DeploymentSettings,
+    EngineSettings,
+    MetricsSettings,
+    ModelSettings,
+    OutputSettings,
+    SchedulerSettings,
+)
+
+PREFIX = "OTTSERVE_"
+CLIENT_VARIABLES = {"OTTSERVE_TARGET", "OTTSERVE_TOKEN"}
+
+
+class SettingsError(Exception):
+    """Settings that can't be used; the message names each of them."""
+
+
+class ServeSettings(BaseSettings):
+    """Everything that one service needs to start."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        nested_model_default_partial_update=True,
+    )
+
+    model: ModelSettings = ModelSettings()  # type: ignore[call-arg]
+    cache: CacheSettings = CacheSettings()  # type: ignore[call-arg]
+    scheduler: SchedulerSettings = SchedulerSettings()  # type: ignore[call-arg]
+    output: OutputSettings = OutputSettings()  # type: ignore[call-arg]
+    metrics: MetricsSettings = MetricsSettings()  # type: ignore[call-arg]
+    gateway: GatewaySettings = GatewaySettings()  # type: ignore[call-arg]
+    deployment: DeploymentSettings = DeploymentSettings()  # type: ignore[call-arg]
+    seed: int = Field(0, ge=0, description="Seeds random weights; a request's own seed is drawn by the gateway.")
+
+    @model_validator(mode="after")
+    def _contradictions(self) -> Self:
+        EngineSettings.model_validate(self._engine_fields())
+        port = self.metrics.port
+        if port and self.deployment.num_replicas > 1:
+            raise ValueError(
+                f"metrics.port={port}, deployment.num_replicas={self.deployment.num_replicas}: replicas of one machine "
+                "need a port each; 0 takes free ones"
+            )
+        if port and port in (self.gateway.port, self.gateway.metrics.port):
+            raise ValueError(f"metrics.port={port} is the gateway's too")
+        return self
+
+    @property
+    def engine(self) -> EngineSettings:
+        """The replica's part."""
+        return EngineSettings(**self._engine_fields())
+
+    def _engine_fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in EngineSettings.model_fields}
+
+
+def read_settings(config: Path | None, flags: Sequence[str]) -> ServeSettings:
+    """Settings from flags like `--cache.policy fp16`, `OTTSERVE_CACHE__POLICY`, and a YAML file, first one wins.
+
+    Raises:
+        SettingsError: naming each setting that is unknown, impossible, or contradicts another.
+    """
+    _refuse_unknown_variables()
+
+    class Sources(ServeSettings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: Source,
+            env_settings: Source,
+            dotenv_settings: Source,
+            file_secret_settings: Source,
+        ) -> tuple[Source, ...]:
+            cli = CliSettingsSource[Any](settings_cls, cli_parse_args=list(flags), cli_exit_on_error=False)
+            return cli, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=config)
+
+    try:
+        return Sources()  # type: ignore[call-arg]
+    except ValidationError as error:
+        raise SettingsError("\n       ".join(_problem(detail) for detail in error.errors())) from None
+    except (pydantic_settings.SettingsError, yaml.YAMLError) as error:
+        raise SettingsError(str(error)) from None
+    except ValueError:
+        raise SettingsError(f"{config}: expected sections such as `cache:`") from None
+
+
+def describe() -> Iterator[str]:
+    """One line a setting: name, default, description."""
+    yield from _describe(ServeSettings, "")
+
+
+def _describe(section: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _describe(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix + name:<38} {field.default!s:<24} {field.description or ''}".rstrip()
+
+
+def _refuse_unknown_variables() -> None:
+    """Of the environment, pydantic-settings reads what it knows and passes over the rest."""
+    for variable in os.environ:
+        name = variable.removeprefix(PREFIX).partition("__")[0].lower()
+        if variable.startswith(PREFIX) and variable not in CLIENT_VARIABLES and name not in ServeSettings.model_fields:
+            raise SettingsError(f"{variable}: there is no such setting (`ottserve settings` lists all)")
+
+
+def _problem(detail: Mapping[str, Any]) -> str:
+    """One line naming the setting, what is wrong and what was given."""
+    name = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        return f"{name}: there is no such setting (`ottserve settings` lists all)"
+    if not name:
+        return str(detail["msg"]).removeprefix("Value error, ")
+    return f"{name}: {detail['msg'].removeprefix('Value error, ')}, got {detail['input']!r}"
