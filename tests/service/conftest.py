@@ -207,6 +207,16 @@ def refusal_fixture() -> Callable[..., Awaitable[Refusal]]:
     return refusal
 
 
+@pytest.fixture(scope="session")
+def settings_for_ray() -> GatewaySettings:
+    return settings()
+
+
+@pytest.fixture(scope="session")
+def described() -> tuple[api.ReplicaInfo, api.LoadReport]:
+    return INFO, LOAD
+
+
 async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
     """Waits until something holds; fails when it does not in time."""
     async with asyncio.timeout(timeout_s):

@@ -82,13 +82,15 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name of the model, at most 256 characters; empty takes the one that is served, another name is NOT_FOUND."""
+    """Name of the model; empty takes the one that is served, another name is NOT_FOUND."""
     request_id: _builtins.str
     """Id of this request, unique among live ones, 1 to 128 printable ASCII characters without spaces.
     Empty takes `x-request-id` of the metadata, or else a random one.
     """
     text: _builtins.str
-    """Text, tokenised with the model's special tokens added; at least one token, fewer than the context length."""
+    """Text, tokenised with the model's special tokens added; at least one character, fewer tokens than the context
+    length.
+    """
     n: _builtins.int
     """Samples of the same prompt, 1 to 128; default 1."""
     priority: _builtins.int
@@ -272,7 +274,7 @@ class SamplingParams(_message.Message):
     temperature: _builtins.float
     """Logits are divided by it, 0 to 100; 0 is greedy. Default: the model's."""
     top_k: _builtins.int
-    """Keep the k most likely tokens, 0 to the vocabulary size; 0 keeps all. A larger k keeps all too. Default: the model's."""
+    """Keep the k most likely tokens, 0 or more; 0 keeps all, and so does the vocabulary size or more. Default: the model's."""
     top_p: _builtins.float
     """Keep the smallest set of tokens whose probability reaches this, over 0 to 1. Default: the model's."""
     min_p: _builtins.float
@@ -354,7 +356,7 @@ class StopParams(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     INCLUDE_STOP_TEXT_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
-    """Most tokens to generate, 1 or more; what the context has no room for is cut off and the answer ends with LENGTH.
+    """Most tokens to generate, 1 or more; clamped to what the context has room for, and the answer then ends with LENGTH.
     Default: the room that is left, at most the gateway's own default limit (GetServerInfo).
     """
     min_new_tokens: _builtins.int

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class GenerationServiceStub(object):
-    """Text generation over one model. Metadata read by every call: `x-request-id`, `traceparent`, `authorization`.
+    """Text generation over one model. Every call reads `x-request-id` of the metadata and sends the id in use back in the
+    initial metadata.
     """
 
     def __init__(self, channel):
@@ -83,7 +84,8 @@ class GenerationServiceStub(object):
 
 
 class GenerationServiceServicer(object):
-    """Text generation over one model. Metadata read by every call: `x-request-id`, `traceparent`, `authorization`.
+    """Text generation over one model. Every call reads `x-request-id` of the metadata and sends the id in use back in the
+    initial metadata.
     """
 
     def Generate(self, request, context):
@@ -211,7 +213,8 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService(object):
-    """Text generation over one model. Metadata read by every call: `x-request-id`, `traceparent`, `authorization`.
+    """Text generation over one model. Every call reads `x-request-id` of the metadata and sends the id in use back in the
+    initial metadata.
     """
 
     @staticmethod

@@ -33,7 +33,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GenerationServiceStub:
-    """Text generation over one model. Metadata read by every call: `x-request-id`, `traceparent`, `authorization`."""
+    """Text generation over one model. Every call reads `x-request-id` of the metadata and sends the id in use back in the
+    initial metadata.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -68,7 +70,9 @@ class GenerationServiceStub:
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
-    """Text generation over one model. Metadata read by every call: `x-request-id`, `traceparent`, `authorization`."""
+    """Text generation over one model. Every call reads `x-request-id` of the metadata and sends the id in use back in the
+    initial metadata.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
@@ -99,7 +103,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """Drops the prefix pages that no live request uses."""
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Text generation over one model. Metadata read by every call: `x-request-id`, `traceparent`, `authorization`."""
+    """Text generation over one model. Every call reads `x-request-id` of the metadata and sends the id in use back in the
+    initial metadata.
+    """
 
     @_abc_1.abstractmethod
     def Generate(

@@ -16,7 +16,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ottserve.workers.api import invalid
 
-
 # Templates ask `is defined` and `is not none` about these.
 NEVER_GIVEN: dict[str, None] = {"tools": None, "documents": None}
 

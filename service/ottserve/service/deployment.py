@@ -35,10 +35,6 @@ class Gateway:
         if not self._server.is_following:
             raise RuntimeError("the gateway no longer follows its replicas")
 
-    def ports(self) -> tuple[int, int]:
-        """Where the gRPC service and the pages for Prometheus listen."""
-        return self._server.port, self._server.metrics_port
-
     async def __del__(self) -> None:
         await self._server.drain()
 
