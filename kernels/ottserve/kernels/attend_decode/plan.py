@@ -40,7 +40,7 @@ def plan_decode(
     """Plan a step from the arguments of `attend_decode`; `tail_capacity` is C. The same plan serves every layer."""
     in_use = torch.arange(page_table.shape[1], device=page_table.device) < num_pages[:, None]
     rows, numbers = in_use.nonzero(as_tuple=True)
-    max_pages = int(num_pages.max())
+    max_pages = int(in_use.any(0).sum())
     is_even = len(rows) == len(num_pages) * max_pages
     empty_rows = (lengths == 0).nonzero()[:, 0]
     return DecodePlan(
