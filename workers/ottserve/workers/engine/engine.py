@@ -10,6 +10,7 @@ import structlog
 
 from ottserve.workers.api import (
     DeadlineExceeded,
+    DuplicateRequest,
     Finish,
     FinishReason,
     GenerationTask,
@@ -75,14 +76,14 @@ class Engine:
         self._now = now
         self._tally = Tally()
         self._live: dict[str, _Live] = {}
-        self._ended: list[Event] = []
+        self._aborted: list[str] = []
         self._pools: PoolState | None = None
         self._last_step_at: float | None = None
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._ended) or not self._scheduler.is_idle
+        return bool(self._aborted) or not self._scheduler.is_idle
 
     @property
     def counters(self) -> EngineCounters:
@@ -95,6 +96,8 @@ class Engine:
         Raises:
             OttserveError: it can't be taken (duplicate, impossible, queue full); nothing is kept of it.
         """
+        if task.request_id in self._live:  # an aborted request is live until its last chunk is out
+            raise DuplicateRequest(f"request_id: a live request already has the id {task.request_id!r}")
         sequence = self._scheduler.add(task)
         self._live[task.request_id] = _Live(sequence, OutputStream(self._vocabulary, task))
 
@@ -106,8 +109,7 @@ class Engine:
         """
         if self._scheduler.abort(request_id) is None:
             return False
-        live = self._live[request_id]
-        self._ended.append((request_id, self._chunk(request_id, live.output.close(FinishReason.ABORTED))))
+        self._aborted.append(request_id)
         return True
 
     def flush_cache(self) -> int:
@@ -120,7 +122,8 @@ class Engine:
         Returns:
             New text by request id, or the error that ended a request. Those whose chunk carries `finish` have ended.
         """
-        events, self._ended = self._ended, []
+        aborted, self._aborted = self._aborted, []
+        events = [self._close(request_id) for request_id in aborted]
         events += [self._expire(sequence) for sequence in self._scheduler.expire()]
         plan = self._scheduler.plan()
         if not plan.is_empty:
@@ -187,6 +190,10 @@ class Engine:
             matched_stop=delta.matched_stop,
         )
         return TextChunk(request_id, delta.text, delta.token_ids, finish)
+
+    def _close(self, request_id: str) -> Event:
+        """The last chunk of a request that was aborted."""
+        return request_id, self._chunk(request_id, self._live[request_id].output.close(FinishReason.ABORTED))
 
     def _expire(self, sequence: Sequence) -> Event:
         """Tell the caller of a request that the scheduler has ended for being late."""

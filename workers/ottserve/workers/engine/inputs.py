@@ -90,14 +90,12 @@ def _decode_rows(packed: _Packed, parts: Sequence[SequenceStep]) -> Callable[[Ve
     page_table = _page_table(packed, parts)
     num_pages = packed.add(part.num_sealed for part in parts)
     lengths = packed.add(part.start + 1 for part in parts)
-    max_pages = max(part.num_sealed for part in parts)
     return lambda vectors: DecodeRows(
         slot_ids=vectors[slot_ids],
         positions=vectors[positions],
         page_table=page_table(vectors),
         num_pages=vectors[num_pages],
         lengths=vectors[lengths],
-        max_pages=max_pages,
     )
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ottserve.workers.kv.open_step import OpenStep
 from ottserve.workers.kv.step import StepTensors
 from ottserve.workers.kv.store import KVStore
-from ottserve.workers.models.attention import StepCache
 
 
 class Runner:
@@ -25,14 +25,14 @@ class Runner:
         Returns:
             Logits `[S, V]` of the rows that choose a token, in the model's dtype.
         """
-        self._store.begin(step)
+        kv = OpenStep(self._store, step)
         output = self._model(
             input_ids=step.token_ids,
             position_ids=step.position_ids,
             use_cache=False,
             logits_to_keep=step.sampled_rows,
-            kv=StepCache(self._store, step),
+            kv=kv,
         )
-        self._store.end(step)
+        kv.close()
         logits: Tensor = output.logits[0]
         return logits

@@ -29,7 +29,6 @@ class DecodeRows:
         page_table: int32 `[N, B]`; row n holds `num_pages[n]` page ids, the rest is never read.
         num_pages: int32 `[N]`, sealed pages before the step.
         lengths: int32 `[N]`, tokens stored once the new token is written.
-        max_pages: on the host, the largest of `num_pages`.
     """
 
     slot_ids: Tensor
@@ -37,7 +36,6 @@ class DecodeRows:
     page_table: Tensor
     num_pages: Tensor
     lengths: Tensor
-    max_pages: int
 
 
 @dataclass(frozen=True, slots=True)

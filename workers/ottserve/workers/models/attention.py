@@ -6,23 +6,12 @@ belongs to whom is known to the step alone, which reaches here as the keyword ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from ottserve.workers.kv.step import StepTensors
-from ottserve.workers.kv.store import KVStore
+from ottserve.workers.kv.open_step import OpenStep
 
 IMPLEMENTATION = "ottserve"
-
-
-@dataclass(frozen=True, slots=True)
-class StepCache:
-    """The cache during one step."""
-
-    store: KVStore
-    step: StepTensors
 
 
 def attend_through_cache(
@@ -32,7 +21,7 @@ def attend_through_cache(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    kv: StepCache,
+    kv: OpenStep,
     scaling: float,
     **_unused: object,
 ) -> tuple[Tensor, None]:
@@ -52,7 +41,7 @@ def attend_through_cache(
     """
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     layer: int = module.layer_idx  # type: ignore[assignment]
-    return kv.store.attend(layer, q, k, v, kv.step, scaling).unsqueeze(0), None
+    return kv.attend(layer, q, k, v, scaling).unsqueeze(0), None
 
 
 def register() -> None:

@@ -1,0 +1,131 @@
+"""The cache during one step: attention of each layer, and storing what is new. Knows no request and no model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ottserve.kernels.attend_decode import DecodePlan, attend_decode, plan_decode
+from ottserve.kernels.attend_prefill import attend_prefill
+from ottserve.kernels.seal import seal
+from ottserve.kernels.slots import Slots
+from ottserve.kernels.write_tail import write_tail
+from ottserve.workers.kv.step import AppendRound, Chunks, DecodeRows, SealBatch, StepTensors
+from ottserve.workers.kv.store import KVStore
+
+
+class OpenStep:
+    """One step over one cache. Made when it begins; `close` when every layer has attended."""
+
+    def __init__(self, store: KVStore, step: StepTensors) -> None:
+        """Forget the outliers of slots whose sequence begins in this step."""
+        self._store = store
+        self._step = step
+        self._plan = _plan_on_cpu(store, step.decodes) if step.decodes is not None else None
+        if step.fresh_slots is not None:
+            store.slots.outlier_count[:, step.fresh_slots] = 0
+            store.slots.frozen[:, step.fresh_slots] = False
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Attention of one layer over what is stored, and storing what is new.
+
+        Args:
+            q: `[T, H, D]`; k, v: `[T, J, D]`, keys after RoPE; decode rows first, then the tokens of all chunks.
+            scale: factor on the scores.
+
+        Returns:
+            `[T, H, D]` in q's dtype.
+        """
+        n, decodes, chunks = self._step.num_decodes, self._step.decodes, self._step.chunks
+        outputs = []
+        if decodes is not None:
+            outputs.append(self._attend_decodes(layer, q[:n], k[:n], v[:n], decodes, scale))
+        if chunks is not None:
+            outputs.append(self._attend_chunks(layer, q[n:], k[n:], v[n:], chunks, scale))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def close(self) -> None:
+        """Seal, in all layers at once, the tails that the step's decode rows have filled."""
+        batch, store = self._step.decode_seal, self._store
+        if batch is None:
+            return
+        layers = torch.arange(store.spec.num_layers, dtype=torch.int32, device=store.device)[:, None]
+        everywhere = SealBatch(
+            (layers * store.num_slots + batch.slot_ids).flatten(),
+            (layers * store.num_pages + batch.page_ids).flatten(),
+            batch.first_positions.repeat(store.spec.num_layers),
+        )
+        pool_sizes = store.pool_sizes.repeat_interleave(batch.slot_ids.numel())
+        self._seal(store.flat_pages, store.flat_slots, everywhere, pool_sizes)
+
+    def _attend_decodes(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, scale: float) -> Tensor:
+        store = self._store
+        slots = store.layer_slots[layer]
+        write_tail(slots, k, v, rows.slot_ids, rows.positions)
+        return attend_decode(
+            q,
+            store.pages[layer],
+            slots,
+            store.layout,
+            rows.page_table,
+            rows.num_pages,
+            rows.slot_ids,
+            rows.lengths,
+            scale,
+            self._plan,
+        )
+
+    def _attend_chunks(self, layer: int, q: Tensor, k: Tensor, v: Tensor, chunks: Chunks, scale: float) -> Tensor:
+        store = self._store
+        out = attend_prefill(
+            q,
+            k,
+            v,
+            chunks.starts,
+            store.pages[layer],
+            store.layer_slots[layer],
+            store.layout,
+            chunks.page_table,
+            chunks.num_pages,
+            chunks.slot_ids,
+            chunks.lengths,
+            scale,
+        )
+        for part in chunks.rounds:
+            self._append(layer, k, v, part)
+        return out
+
+    def _append(self, layer: int, k: Tensor, v: Tensor, part: AppendRound) -> None:
+        store = self._store
+        write_tail(store.layer_slots[layer], k[part.rows], v[part.rows], part.slot_ids, part.positions)
+        if part.seal is not None:
+            pool_sizes = store.pool_sizes[layer].expand(part.seal.slot_ids.numel())
+            self._seal(store.pages[layer], store.layer_slots[layer], part.seal, pool_sizes)
+
+    def _seal(self, pages: Tensor, slots: Slots, batch: SealBatch, pool_sizes: Tensor) -> None:
+        spec = self._store.spec
+        seal(
+            pages,
+            slots,
+            self._store.layout,
+            batch.slot_ids,
+            batch.page_ids,
+            batch.first_positions,
+            pool_sizes,
+            keep=spec.keep,
+            fit_rounds=spec.fit_rounds,
+        )
+
+
+def _plan_on_cpu(store: KVStore, rows: DecodeRows) -> DecodePlan | None:
+    """The bookkeeping that the reference would else repeat in every layer; a GPU does it inside the kernel."""
+    if store.device.type != "cpu":
+        return None
+    return plan_decode(
+        rows.page_table,
+        rows.num_pages,
+        rows.slot_ids,
+        rows.lengths,
+        group=store.spec.group,
+        tail_capacity=store.spec.tail_capacity,
+    )
