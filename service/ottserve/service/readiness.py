@@ -119,7 +119,7 @@ class Readiness:
                 if loads and self._phase is not Phase.READY:
                     await self._learn(await self._replicas.info())
         except (OttserveError, TimeoutError) as error:
-            log.info("replicas do not answer", error=str(error) or type(error).__name__)
+            log.debug("replicas do not answer", error=str(error) or type(error).__name__)
             loads = ()
         if not loads:
             return Phase.NO_REPLICA if self._served else Phase.LOADING
