@@ -5,8 +5,10 @@ Ray is started for this process alone and listens on the loopback address; it go
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -20,13 +22,13 @@ from ottserve.workers.signals import DrainRequested, StopRequested, StopSignals
 APPLICATION = "ottserve"
 OBJECT_STORE_BYTES = 128 * 1024 * 1024
 READY_TIMEOUT_S = 60.0
+POLL_S = 0.2
+SERVE_LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 
 LOCAL_RAY_ENVIRONMENT = {
     **RAY_ENVIRONMENT,
     "RAY_AUTH_MODE": "disabled",  # on the loopback address, for this process alone
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_SERVE_LOG_TO_STDERR": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "TQDM_DISABLE": "1",  # bars of libraries are no log lines
 }
 
 
@@ -36,7 +38,7 @@ class StartFailed(Exception):
 
 def run(settings: ServeSettings) -> int:
     """Serve until a signal; the exit status. 0 after a drain, 1 when it did not start, 130 after a second signal."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         check_ports(settings)
     except PortTaken as error:
@@ -57,7 +59,8 @@ def _serve_and_drain(settings: ServeSettings, signals: StopSignals, console: Con
         began = time.monotonic()
         start(settings, signals, console.print)
         console.print(_ready_message(settings, time.monotonic() - began))
-        signals.wait()
+        _wait_for_end_of_ray()
+        return _failed(console, "Ray has ended by itself; its logs are in /tmp/ray/session_latest/logs")
     except StartFailed as error:
         return _failed(console, str(error))
     except DrainRequested:
@@ -83,11 +86,12 @@ def start(settings: ServeSettings, signals: StopSignals, say: Callable[[str], No
         _node_ip_address="127.0.0.1",
     )
     signals.listen()
-    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    serve.start(proxy_location="Disabled", logging_config=SERVE_LOGGING)
     say(f"loading {settings.model.path}")
     application = _application(settings, int(ray.cluster_resources().get("GPU", 0)))
     try:
-        serve.run(application, name=APPLICATION, route_prefix=None)
+        serve.run(application, name=APPLICATION, route_prefix=None, logging_config=SERVE_LOGGING)
     except RuntimeError as error:
         raise StartFailed(_why(error)) from error
     _wait_until_ready(settings)
@@ -95,6 +99,7 @@ def start(settings: ServeSettings, signals: StopSignals, say: Callable[[str], No
 
 def _application(settings: ServeSettings, num_gpus_here: int):  # type: ignore[no-untyped-def]
     from ottserve.service.deployment import gateway_application
+    from ottserve.service.logs import configure_logs
     from ottserve.workers.app import replica_application
 
     if settings.model.device == "cuda" and not num_gpus_here:
@@ -102,7 +107,11 @@ def _application(settings: ServeSettings, num_gpus_here: int):  # type: ignore[n
     uses_gpu = settings.model.device != "cpu" and num_gpus_here > 0
     share = max(1, _num_cores() // settings.deployment.num_replicas)
     replicas = replica_application(
-        settings.engine, settings.deployment, num_cpus=1 if uses_gpu else share, num_gpus=1 if uses_gpu else 0
+        settings.engine,
+        settings.deployment,
+        num_cpus=1 if uses_gpu else share,
+        num_gpus=1 if uses_gpu else 0,
+        configure_logs=configure_logs,
     )
     return gateway_application(settings.gateway, replicas)
 
@@ -143,10 +152,26 @@ def _ready_message(settings: ServeSettings, took_s: float) -> str:
 
 
 def _drain() -> None:
-    """Serve lets gateway and replicas finish what runs, each within its grace time."""
+    """Serve lets gateway and replicas finish what runs, each within its grace time.
+
+    It would wait for ever if Ray were gone, as it is when somebody signals the whole process group.
+    """
     from ray import serve
 
-    serve.delete(APPLICATION)
+    deletion = threading.Thread(target=serve.delete, args=(APPLICATION,), daemon=True)
+    deletion.start()
+    while deletion.is_alive() and not _ray_has_ended():
+        deletion.join(POLL_S)
+
+
+def _wait_for_end_of_ray() -> None:
+    while not _ray_has_ended():
+        time.sleep(POLL_S)
+
+
+def _ray_has_ended() -> bool:
+    """Whether one of Ray's processes, our only children, has ended. It stays there to be waited for by Ray."""
+    return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _shut_down() -> None:

@@ -19,6 +19,10 @@ from ottserve.workers.settings import EngineSettings
 SETTINGS = EngineSettings.model_validate({"metrics": {"host": "0.0.0.0"}, "output": {"message_interval_ms": 0}})
 
 
+def configure_logs() -> None:
+    """As they are."""
+
+
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
     """While this file exists no step ends. A file, since Serve hands a copy of the engine to the replica."""
@@ -35,7 +39,7 @@ def handle(counting_engine: type, gate: Path) -> Any:
 
     engine = counting_engine(wait_at_gate)
     application = serve.deployment(Replica).bind(
-        SETTINGS, lambda settings, progress: engine, lambda: Place("r1", "127.0.0.1"), 0.5
+        SETTINGS, lambda settings, progress: engine, lambda: Place("r1", "127.0.0.1"), configure_logs, 0.5
     )
     return serve.run(application, _local_testing_mode=True)
 

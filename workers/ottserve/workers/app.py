@@ -5,6 +5,8 @@ Serve's environment flags have to be set before this module is imported.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import ray
 from ray import serve
 from ray.serve import Application
@@ -17,7 +19,12 @@ NAME = "replica"
 
 
 def replica_application(
-    engine: EngineSettings, deployment: DeploymentSettings, num_cpus: float, num_gpus: float
+    engine: EngineSettings,
+    deployment: DeploymentSettings,
+    *,
+    num_cpus: float,
+    num_gpus: float,
+    configure_logs: Callable[[], None],
 ) -> Application:
     """The replicas, bound to their settings.
 
@@ -25,6 +32,7 @@ def replica_application(
         engine: what each replica starts with.
         deployment: how many there are and how they are watched.
         num_cpus, num_gpus: what one replica gets, where `deployment` does not say.
+        configure_logs: called first thing in each replica.
     """
     scheduler = engine.scheduler
     options = {
@@ -44,7 +52,7 @@ def replica_application(
         health_check_timeout_s=30,
         max_constructor_retry_count=1,
     )(Replica)
-    return described.bind(engine, load_engine, place, deployment.stall_s)
+    return described.bind(engine, load_engine, place, configure_logs, deployment.stall_s)
 
 
 def load_engine(settings: EngineSettings, progress: Progress) -> EngineLike:

@@ -39,9 +39,15 @@ class Replica:
     """One engine. Serve constructs it, asks for its health, and calls the rest for the gateway."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it, and sends no request before it has returned
-        self, settings: EngineSettings, load_engine: LoadEngine, place: Callable[[], Place], stall_s: float
+        self,
+        settings: EngineSettings,
+        load_engine: LoadEngine,
+        place: Callable[[], Place],
+        configure_logs: Callable[[], None],
+        stall_s: float,
     ) -> None:
         """`load_engine` runs on the engine thread. Work pending and no step for `stall_s` is a fault."""
+        configure_logs()
         here = place()
         self._replica_id = here.replica_id
         self._stall_s = stall_s
@@ -102,4 +108,4 @@ class Replica:
 
 
 def _say(message: str) -> None:
-    log.info("loading", what=message)
+    log.info(message)

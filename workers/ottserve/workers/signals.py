@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import signal
-import threading
 from types import FrameType
 from typing import Self
 
@@ -51,10 +50,6 @@ class StopSignals:
         """Take the signals (again): libraries that start up may have put handlers of their own in place."""
         for number in SIGNALS:
             signal.signal(number, self._hear)
-
-    def wait(self) -> None:
-        """Do nothing until a signal raises."""
-        threading.Event().wait()
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.phase is Phase.SERVING:

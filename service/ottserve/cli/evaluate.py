@@ -1,0 +1,88 @@
+"""`ottserve evaluate`: what a cache policy costs in answers, measured on texts. Needs no server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ottserve.cli.connect import fail
+
+if TYPE_CHECKING:
+    from ottserve.evaluation.quality import Evaluation
+    from ottserve.evaluation.sweep import Outcome
+    from ottserve.workers.models.loading import LoadedModel
+
+Text = Annotated[
+    list[Path],
+    typer.Option(help="Plain .txt, or .jsonl of question and answer; may be given again.", exists=True, dir_okay=False),
+]
+Policies = Annotated[
+    str, typer.Option(help="Rows with blanks between, any cache setting overridden: 'kivi ott ott:k_bits=4,pool=8'.")
+]
+Model = Annotated[str, typer.Option(help="As the setting model.path.")]
+Dtype = Annotated[str, typer.Option(help="As the setting model.dtype.")]
+Device = Annotated[str, typer.Option(help="As the setting model.device.")]
+
+
+def evaluate(
+    text: Text,
+    policies: Policies = "fp16 kivi ott ott:keep=largest",
+    tokens: Annotated[int, typer.Option(help="Tokens of each text, from its beginning.", min=1)] = 8192,
+    out: Annotated[Path, typer.Option(help="Folder of the report.", file_okay=False)] = Path("evaluation"),
+    model: Model = "smollm2-135m-instruct",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Measure KL to the exact cache, same-top-1 and perplexity of cache policies, through the cache that serves.
+
+    A run that was cut short goes on where it ended when started again with the same --out.
+    """
+    from pydantic import ValidationError
+
+    from ottserve.evaluation.policies import parse_policies
+    from ottserve.evaluation.quality import Evaluation
+    from ottserve.workers.models.loading import load_model
+    from ottserve.workers.settings import ModelSettings
+
+    try:
+        wanted = Evaluation(tuple(text), tuple(parse_policies(policies)), tokens, out)
+        settings = ModelSettings.model_validate({"path": model, "dtype": dtype, "device": device})
+        loaded = load_model(settings, lambda message: typer.echo(message, err=True))
+        outcomes = _with_progress(loaded, wanted)
+    except (ValidationError, ValueError, OSError) as error:
+        fail(str(error))
+    _show(outcomes, out)
+
+
+def _with_progress(model: LoadedModel, wanted: Evaluation) -> list[Outcome]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ottserve.evaluation.quality import evaluate
+
+    with Progress(console=Console(stderr=True)) as progress:
+        tasks = {path.stem: progress.add_task(path.stem, total=wanted.num_tokens) for path in wanted.texts}
+
+        def advance(name: str, num_tokens: int) -> None:
+            progress.advance(tasks[name], num_tokens)
+
+        return evaluate(model, wanted, advance)
+
+
+def _show(outcomes: list[Outcome], out: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ottserve.evaluation import report
+
+    console = Console(highlight=False)
+    for title, found in report.by_text(outcomes):
+        table = Table(title=title, title_justify="left")
+        for column in report.COLUMNS:
+            table.add_column(column, justify="left" if column == "policy" else "right")
+        for outcome in found:
+            table.add_row(*report.row(outcome))
+        console.print(table)
+    typer.echo(f"written to {out}")
