@@ -86,12 +86,30 @@ def test_a_plan_changes_nothing(make_cache: Any, kit: Any) -> None:
     assert torch.equal(decode(cache, q, 5, 1, 4), decode(cache, q, 5, 1, 4, planned=True))
 
 
-def test_many_pages_go_in_portions(make_cache: Any, kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = filled(make_cache, kit, LAYOUTS["2/2"], [5 * G + R, 3 * G + R])
-    q = torch.randn(2, 6, 64)
-    at_once = decode(cache, q, 1, 2)
-    monkeypatch.setattr("ottserve.kernels.attend_decode.reference.UNPACKED_AT_ONCE", 3 * 2 * G * 64)
-    kit.assert_close(decode(cache, q, 1, 2), at_once, "fp32 against float64")
+def test_rows_are_grouped_by_their_pages(make_cache: Any, kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five pages and four are close enough to share a group, two and none are not; a small limit parts them all."""
+    lengths = [5 * G + R, 2 * G + R, 4 * G + R, 9]
+    cache = filled(make_cache, kit, LAYOUTS["2/2"], lengths)
+    q = torch.randn(4, 6, 64)
+    together = decode(cache, q, 1, 2, 3, 4)
+    kit.assert_close(together, expected(kit, cache, q, 1, 2, 3, 4), "fp32 against float64")
+
+    def groups() -> list[list[int]]:
+        return [x.rows.tolist() for x in plan_decode(*cache.step(1, 2, 3, 4), G, cache.capacity).groups]
+
+    assert groups() == [[0, 2], [1], [3]]
+    monkeypatch.setattr("ottserve.kernels.attend_decode.plan.PAGES_TOGETHER", 9)
+    assert groups() == [[0], [2], [1], [3]]
+    kit.assert_close(decode(cache, q, 1, 2, 3, 4), together, "fp32 against float64")
+
+
+def test_scattered_pages_equal_a_run(make_cache: Any, kit: Any) -> None:
+    cache = filled(make_cache, kit, LAYOUTS["2/2"], [3 * G + R])
+    q = torch.randn(1, 6, 64)
+    in_a_run = decode(cache, q, 1)
+    cache.pages[[1, 2, 3, 9, 5, 7]] = cache.pages[[9, 5, 7, 1, 2, 3]]
+    cache.sequences[1].page_ids = [9, 5, 7]
+    assert torch.equal(decode(cache, q, 1), in_a_run)
 
 
 def test_an_empty_row_gives_zeros_among_others(make_cache: Any, kit: Any) -> None:

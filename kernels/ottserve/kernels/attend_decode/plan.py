@@ -1,6 +1,6 @@
 """What a decode step reads, worked out once and used by every layer. Knows no query, key or value.
 
-Only the reference takes it: on a CPU this bookkeeping would cost as much as the arithmetic of a layer.
+Only the reference takes it: on a CPU this bookkeeping would cost more than the arithmetic of a layer.
 """
 
 from __future__ import annotations
@@ -10,54 +10,85 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+MAX_PADDING = 0.25
+"""Share of pages that rows of one group may lack; a lacking page is computed like any other and then ignored."""
+
+PAGES_TOGETHER = 32
+"""Pages that several rows may have together to be one group: unpacked they should stay in cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """n rows of about as many pages, at most B each, computed together. Index tensors are int64.
+
+    Attributes:
+        rows: `[n]`, which rows of the step.
+        slot_ids: `[n]`.
+        page_ids: `[n·B]`, row after row, oldest first; where a row has fewer than B, its first page again.
+        page_run: the same ids as a slice, when they follow each other, so that nothing need be gathered.
+        max_pages: B.
+        lacking: bool `[n, 1, B·G]`, tokens of pages that a row lacks; None when no row lacks any.
+        tail_live: int32 `[n, 1, X, 1]`, all ones (−1) where ring index x < X holds a token, else 0.
+    """
+
+    rows: Tensor
+    slot_ids: Tensor
+    page_ids: Tensor
+    page_run: slice | None
+    max_pages: int
+    lacking: Tensor | None
+    tail_live: Tensor
+
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """The live memory of N rows with U pages in all, at most B a row. Index tensors are int64.
+    """The groups of a step. A row of length 0 is in none of them."""
 
-    Attributes:
-        page_ids: `[U]`, row after row, oldest first.
-        page_rows: `[U]`, the row each page belongs to.
-        places: `[U]`, page_rows·B + the page's number in its row; None when every row has B pages.
-        max_pages: B.
-        slot_ids: `[N]`.
-        tail_live: int32 `[N, 1, X, 1]`, all ones (−1) where ring index x < X holds a token, else 0.
-        empty_rows: `[n]`, the rows of length 0; None when there are none.
-    """
-
-    page_ids: Tensor
-    page_rows: Tensor
-    places: Tensor | None
-    max_pages: int
-    slot_ids: Tensor
-    tail_live: Tensor
-    empty_rows: Tensor | None
+    groups: tuple[RowGroup, ...]
 
 
 def plan_decode(
     page_table: Tensor, num_pages: Tensor, slot_ids: Tensor, lengths: Tensor, group: int, tail_capacity: int
 ) -> DecodePlan:
     """Plan a step from the arguments of `attend_decode`; `tail_capacity` is C. The same plan serves every layer."""
-    in_use = torch.arange(page_table.shape[1], device=page_table.device) < num_pages[:, None]
-    rows, numbers = in_use.nonzero(as_tuple=True)
-    max_pages = int(in_use.any(0).sum())
-    is_even = len(rows) == len(num_pages) * max_pages
-    empty_rows = (lengths == 0).nonzero()[:, 0]
-    return DecodePlan(
-        page_ids=page_table[in_use].long(),
-        page_rows=rows,
-        places=None if is_even else rows * max_pages + numbers,
+    counts = num_pages.tolist()
+    rows = [row for row, length in enumerate(lengths.tolist()) if length > 0]
+    rows.sort(key=lambda row: -counts[row])
+    groups = []
+    while rows:
+        most = counts[rows[0]]
+        least = max(min(most, 1), most * (1 - MAX_PADDING))
+        at_most = max(1, PAGES_TOGETHER // max(most, 1))
+        members = [row for row in rows[:at_most] if counts[row] >= least]
+        rows = rows[len(members) :]
+        index = torch.tensor(members, device=page_table.device)
+        live = _tail_live(num_pages[index] * group, lengths[index], tail_capacity)
+        table = [page_table[row, : counts[row]].tolist() for row in members]
+        groups.append(_row_group(index, slot_ids[index].long(), table, most, group, live))
+    return DecodePlan(tuple(groups))
+
+
+def _row_group(
+    rows: Tensor, slot_ids: Tensor, table: list[list[int]], max_pages: int, group: int, tail_live: Tensor
+) -> RowGroup:
+    ids = [page_id for pages in table for page_id in pages + pages[:1] * (max_pages - len(pages))]
+    counts = torch.tensor([len(pages) for pages in table], device=rows.device)
+    lacking = torch.arange(max_pages * group, device=rows.device) >= (counts * group)[:, None]
+    is_run = bool(ids) and ids == list(range(ids[0], ids[0] + len(ids)))
+    return RowGroup(
+        rows=rows,
+        slot_ids=slot_ids,
+        page_ids=torch.tensor(ids, dtype=torch.int64, device=rows.device),
+        page_run=slice(ids[0], ids[-1] + 1) if is_run else None,
         max_pages=max_pages,
-        slot_ids=slot_ids.long(),
-        tail_live=_tail_live(num_pages * group, lengths, tail_capacity),
-        empty_rows=empty_rows if len(empty_rows) else None,
+        lacking=lacking[:, None] if any(len(pages) < max_pages for pages in table) else None,
+        tail_live=tail_live,
     )
 
 
 def _tail_live(oldest: Tensor, lengths: Tensor, tail_capacity: int) -> Tensor:
-    """int32 `[N, 1, X, 1]` bit masks of the ring places that hold positions oldest … lengths−1; X is at least 1."""
+    """int32 `[n, 1, X, 1]` bit masks of the ring places that hold positions oldest … lengths−1; X is at least 1."""
     age = (torch.arange(tail_capacity, device=lengths.device) - oldest[:, None]) % tail_capacity
     live = age < (lengths - oldest)[:, None]
-    used = live.any(0).nonzero()
-    width = int(used.max()) + 1 if len(used) else 1
+    width = int(live.any(0).nonzero().max()) + 1 if live.any() else 1
     return -live[:, None, :width, None].int()
