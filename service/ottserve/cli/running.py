@@ -17,6 +17,7 @@ from rich.console import Console
 from ottserve.cli.ports import PortTaken, check_ports, free_port
 from ottserve.cli.settings import ServeSettings
 from ottserve.service.ray_environment import RAY_ENVIRONMENT
+from ottserve.workers.models.source import find_source
 from ottserve.workers.signals import DrainRequested, StopRequested, StopSignals
 
 APPLICATION = "ottserve"
@@ -41,7 +42,8 @@ def run(settings: ServeSettings) -> int:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         check_ports(settings)
-    except PortTaken as error:
+        find_source(settings.model.path)
+    except (PortTaken, ValueError) as error:
         return _failed(console, str(error))
     settings = _with_ports(settings)
     with StopSignals() as signals:

@@ -1,0 +1,73 @@
+"""One set of names in file, environment and flags; whatever is wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ottserve.cli.settings import SettingsError, describe, read_settings
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "ottserve.yaml"
+    file.write_text("cache:\n  policy: kivi\n  window: 64\ngateway:\n  port: 1234\n")
+    return file
+
+
+def test_defaults_need_nothing() -> None:
+    assert read_settings(None, []).cache.policy == "ott"
+
+
+def test_flags_win_over_environment_and_that_over_the_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTTSERVE_CACHE__POLICY", "fp16")
+    monkeypatch.setenv("OTTSERVE_GATEWAY__PORT", "2345")
+    settings = read_settings(config, ["--gateway.port=3456"])
+    assert (settings.cache.window, settings.cache.policy, settings.gateway.port) == (64, "fp16", 3456)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--cache.polcy", "ott"], "cache.polcy"),
+        (["--cache.policy", "zip"], "cache.policy"),
+        (["--cache.k_bits", "3"], "cache.k_bits"),
+        (["--cache.policy", "fp16", "--cache.k_bits", "2"], "cache.k_bits=2"),
+        (["--gateway.port", "70000"], "gateway.port"),
+        (["--gateway.port", "9464"], "metrics.port=9464"),
+        (["--metrics.port", "50051"], "metrics.port=50051"),
+        (["--metrics.port", "5000", "--deployment.num_replicas", "2"], "deployment.num_replicas=2"),
+        (["--scheduler.max_running"], "scheduler.max_running"),
+        (["stray"], "stray"),
+    ],
+)
+def test_what_is_wrong_with_a_flag_is_named(flags: list[str], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        read_settings(None, flags)
+
+
+@pytest.mark.parametrize("variable", ["OTTSERVE_CACHE__POLCY", "OTTSERVE_CASH__POLICY", "OTTSERVE_POLICY"])
+def test_an_unknown_variable_is_an_error(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "ott")
+    with pytest.raises(SettingsError, match="no such setting"):
+        read_settings(None, [])
+
+
+def test_the_clients_own_variables_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTTSERVE_TARGET", "10.0.0.1:50051")
+    read_settings(None, [])
+
+
+@pytest.mark.parametrize("text", ["cache: [", "- cache", "cache:\n  polcy: ott\n", "cash: {}\n"])
+def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text(text)
+    with pytest.raises(SettingsError):
+        read_settings(file, [])
+
+
+def test_every_setting_is_described() -> None:
+    lines = list(describe())
+    assert all(len(line.split(maxsplit=2)) == 3 for line in lines), "name, default, description"
+    assert any(line.startswith("gateway.drain.grace_s") for line in lines)
