@@ -30,6 +30,7 @@ LOCAL_RAY_ENVIRONMENT = {
     **RAY_ENVIRONMENT,
     "RAY_AUTH_MODE": "disabled",  # on the loopback address, for this process alone
     "TQDM_DISABLE": "1",  # bars of libraries are no log lines
+    "RAY_SERVE_SLOW_STARTUP_WARNING_S": "300",  # a large model takes its time
 }
 
 
