@@ -1,6 +1,7 @@
 """A gateway as a process: signals."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import time
@@ -68,3 +69,10 @@ async def test_the_second_signal_means_now(replicas: Any, port: int) -> None:
     with pytest.raises(grpc.aio.AioRpcError):
         [message async for message in stream]
     await channel.close()
+
+
+async def test_an_unreadable_tokenizer_ends_the_process(replicas: Any, port: int) -> None:
+    files = dataclasses.replace(replicas.info_.tokenizer, tokenizer_json="{}")
+    replicas.info_ = dataclasses.replace(replicas.info_, tokenizer=files)
+    with pytest.raises(Exception, match="Model missing"):
+        await asyncio.wait_for(main.run(settings(port, grace_s=1), replicas), 5)

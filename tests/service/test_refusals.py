@@ -223,7 +223,6 @@ async def test_while_loading_callers_may_try_again(start: Any, replicas: Any, re
         (api.invalid("token_ids", 900, "at most 800 tokens, which all pages hold"), grpc.StatusCode.INVALID_ARGUMENT),
         (api.DuplicateRequest("request_id is in use"), grpc.StatusCode.ALREADY_EXISTS),
         (api.DeadlineExceeded("too late"), grpc.StatusCode.DEADLINE_EXCEEDED),
-        (api.Internal("the step failed", "step"), grpc.StatusCode.INTERNAL),
     ],
 )
 async def test_what_a_replica_refuses_is_passed_on(
@@ -233,6 +232,13 @@ async def test_what_a_replica_refuses_is_passed_on(
     told = await refusal(gateway.stub.Generate(generate()))
     assert (told.code, told.message) == (code, error.message)
     assert len(replicas.tasks) == 1
+
+
+async def test_a_replicas_own_fault_is_counted_by_its_reason(gateway: Any, replicas: Any, refusal: Any) -> None:
+    replicas.failures = [(0, api.Internal("the step failed", "step"))]
+    told = await refusal(gateway.stub.Generate(generate(request_id="r1")))
+    assert (told.code, told.message) == (grpc.StatusCode.INTERNAL, "the step failed (request r1)")
+    assert gateway.value("ottserve_gateway_internal_errors_total", reason="step") == 1
 
 
 async def test_a_replica_lost_before_the_first_token_is_tried_again(gateway: Any, replicas: Any) -> None:

@@ -6,8 +6,6 @@ Knows not what the engine deployment is: whoever builds the application binds it
 
 from __future__ import annotations
 
-from typing import Any
-
 from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
@@ -39,7 +37,9 @@ class Gateway:
         await self._server.drain()
 
 
-def gateway_application(settings: GatewaySettings, engine: Application, **resources: Any) -> Application:
+def gateway_application(
+    settings: GatewaySettings, engine: Application, resources: dict[str, float] | None = None
+) -> Application:
     """The whole service: the gateway in front of an engine deployment that is already bound.
 
     Args:
@@ -51,7 +51,7 @@ def gateway_application(settings: GatewaySettings, engine: Application, **resour
     deployment = serve.deployment(
         name="Gateway",
         num_replicas=1,
-        ray_actor_options={"num_cpus": 0, "resources": resources, "runtime_env": {"env_vars": RAY_ENVIRONMENT}},
+        ray_actor_options={"num_cpus": 0, "resources": resources or {}, "runtime_env": {"env_vars": RAY_ENVIRONMENT}},
         graceful_shutdown_timeout_s=drain.probe_period_s + drain.grace_s + SHUTDOWN_MARGIN_S,
         health_check_period_s=2,
     )(Gateway)

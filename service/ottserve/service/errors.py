@@ -50,7 +50,9 @@ OUTCOMES = frozenset({OK, ABORTED, CANCELLED, *(row.label for row in TABLE.value
 
 
 def as_ottserve_error(error: Exception, request_id: str) -> api.OttserveError:
-    """The error itself if it may be told; anything else becomes `Internal`: the request id leads to the log."""
+    """The error itself if it may be told; anything else becomes `Internal`, whose id leads to the log."""
+    if isinstance(error, api.Internal):
+        return api.Internal(f"{error.message} (request {request_id})", error.reason)
     if isinstance(error, api.OttserveError) and type(error) in TABLE:
         return error
     return api.Internal(f"internal error in request {request_id}", reason=type(error).__name__)

@@ -126,6 +126,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         told = errors.as_ottserve_error(error, call.request_id)
         call.outcome = errors.TABLE[type(told)].label
         if isinstance(told, api.Internal):
+            self._metrics.failed(told.reason)
             log.error("internal error", request_id=call.request_id, reason=told.reason, exc_info=error)
         await context.abort_with_status(rpc_status.to_status(errors.status_of(told)))
 

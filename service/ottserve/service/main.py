@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Coroutine
+from typing import Any
 
 from ottserve.service.logs import configure_logs
 from ottserve.service.replicas import ReplicaClient
@@ -17,7 +19,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 async def run(settings: GatewaySettings, replicas: ReplicaClient) -> None:
-    """Serves until SIGTERM or SIGINT, then drains and returns. Needs the main thread, for the signals."""
+    """Serves until SIGTERM or SIGINT, then drains and returns. Needs the main thread, for the signals.
+
+    Raises RuntimeError or OSError if a port is taken, and what makes a model unusable, such as a broken tokenizer.
+    """
     configure_logs()
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -25,16 +30,22 @@ async def run(settings: GatewaySettings, replicas: ReplicaClient) -> None:
         loop.add_signal_handler(number, signals.put_nowait, number)
     server = GatewayServer(settings, replicas)
     await server.start()
-    await signals.get()
-    await _drain_unless_signalled(server, signals)
-    for number in SIGNALS:
-        loop.remove_signal_handler(number)
-
-
-async def _drain_unless_signalled(server: GatewayServer, signals: asyncio.Queue[int]) -> None:
-    draining, again = asyncio.create_task(server.drain()), asyncio.create_task(signals.get())
-    await asyncio.wait((draining, again), return_when=asyncio.FIRST_COMPLETED)
-    if not draining.done():
-        draining.cancel()
+    try:
+        if await _came_first(signals.get(), server.follow()):
+            await _came_first(server.drain(), signals.get())
+    finally:
         await server.close()
-    again.cancel()
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def _came_first(one: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, Any]) -> bool:
+    """Runs two until one ends, and cancels the other. Whether it was the first of them; raises what it raised."""
+    tasks = [asyncio.create_task(one), asyncio.create_task(other)]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    for task in done:
+        task.result()
+    return tasks[0] in done

@@ -83,6 +83,9 @@ class GatewayMetrics:
         self._finished = Counter(
             "ottserve_gateway_requests_finished", "Calls that ended, by how.", ["method", "outcome"], registry=registry
         )
+        self._internal = Counter(
+            "ottserve_gateway_internal_errors", "Calls that ended by our fault, by kind.", ["reason"], registry=registry
+        )
         self._in_flight = Gauge(
             "ottserve_gateway_requests_in_flight",
             "Calls that came in and have not ended.",
@@ -128,6 +131,11 @@ class GatewayMetrics:
             self._finished.labels(method, outcome).inc()
             self._in_flight.labels(method).dec()
             self._duration.labels(method).observe(duration_s)
+
+    def failed(self, reason: str) -> None:
+        """A call is ending by our fault; `reason` names a kind of error, never an event."""
+        with self._harmless():
+            self._internal.labels(reason).inc()
 
     async def measured(
         self, chunks: AsyncGenerator[TextChunk, None], received_at: float

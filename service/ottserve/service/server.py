@@ -69,6 +69,12 @@ class GatewayServer:
         """Whether the readiness still follows the replicas; a gateway for which it does not must be replaced."""
         return not self._following.done()
 
+    async def follow(self) -> None:
+        """Returns when it is drained or closed. Raises what kept it from following, such as an unreadable tokenizer."""
+        await asyncio.wait((self._following,))
+        if not self._following.cancelled():
+            self._following.result()
+
     async def drain(self) -> None:
         """Health flips first; new calls are refused; running ones finish within the grace time; then all is closed."""
         drain = self._settings.drain
