@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -162,13 +163,21 @@ async def test_abort_ends_a_stream_with_a_final_message(gateway: Any, replicas: 
     await until(lambda: gateway.value("ottserve_gateway_requests_finished_total", **ended) == 1)
 
 
+async def settled(read: Callable[[], int]) -> int:
+    """The number once it has not changed for half a second."""
+    before, now = -1, read()
+    while now != before:
+        await asyncio.sleep(0.5)
+        before, now = now, read()
+    return now
+
+
 async def test_a_reader_that_sleeps_holds_no_memory_and_slows_nobody(gateway: Any, replicas: Any) -> None:
     """One reads a message and sleeps; its replica's stream stands still at what the transport holds (some 4 MB)."""
     replicas.payload = "x" * 500_000
     sleeper = aiter(gateway.stub.GenerateStream(request(90, request_id="sleeper")))
     await anext(sleeper)
-    await asyncio.sleep(0.2)
-    num_sent = replicas.num_chunks["sleeper"]
+    num_sent = await settled(lambda: replicas.num_chunks["sleeper"])
     began = time.monotonic()
     other = [message async for message in gateway.stub.GenerateStream(request(10, request_id="other"))]
     assert len(other) == 11

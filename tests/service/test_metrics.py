@@ -43,7 +43,7 @@ def total(values: dict[Any, float], name: str) -> float:
     return sum(value for (series_name, _), value in values.items() if series_name == name)
 
 
-async def test_received_is_ended_plus_in_flight_at_all_times(gateway: Any, replicas: Any) -> None:
+async def test_received_is_ended_plus_in_flight_at_all_times(gateway: Any, replicas: Any, until: Any) -> None:
     """Good, refused, cancelled and running calls together, read again and again while they come and go."""
     replicas.failures = [(1, RuntimeError("broken")), (2, api.Unavailable("gone"))]
     for _ in range(2):
@@ -64,7 +64,7 @@ async def test_received_is_ended_plus_in_flight_at_all_times(gateway: Any, repli
                 call.cancel()
         await asyncio.sleep(0.01)
     await waiting
-    await asyncio.sleep(0.05)
+    await until(lambda: gateway.value("ottserve_gateway_requests_in_flight", method="Generate") == 0)
     values = await series(gateway)
     outcomes = {
         dict(labels)["outcome"]: value
