@@ -63,6 +63,9 @@ class GenerationTask:
         received_at: when the gateway took the request in; queue time counts from here.
         deadline_at: when the caller stops waiting, or None.
         skip_special_tokens: leave EOS and the like out of the text (their ids are always reported).
+        priority: the higher goes first; 32 bits, signed.
+        cache_salt: cached prefixes are shared only among tasks of equal salt.
+        n: samples of the one prompt; chunks and finishes name theirs by `index`. Sample 0 draws from the seed itself.
     """
 
     request_id: str
@@ -72,6 +75,9 @@ class GenerationTask:
     received_at: float
     deadline_at: float | None = None
     skip_special_tokens: bool = True
+    priority: int = 0
+    cache_salt: str = ""
+    n: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +101,25 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a generation. `matched_stop` is the stop string, when one ended it."""
+    """The end of sample `index`. `seed` is that sample's own; `matched_stop` is the stop string, when one ended it."""
 
     reason: FinishReason
     usage: Usage
     timings: Timings
     seed: int
     matched_stop: str | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """What has gathered for a stream. Concatenated `text` is the answer; the last chunk alone carries `finish`."""
+    """What has gathered of sample `index`. Concatenated `text` is the answer; its last chunk alone carries `finish`."""
 
     request_id: str
     text: str
     token_ids: tuple[int, ...]
     finish: Finish | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
