@@ -1,0 +1,32 @@
+"""What a figure was measured on: machine and versions. Measures nothing itself."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+PACKAGES = ("ottserve", "torch", "transformers")
+
+
+def environment() -> dict[str, str]:
+    """Processor, cores in use, threads and versions, fit for a JSON file."""
+    return {
+        "machine": _processor(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "threads": str(torch.get_num_threads()),
+        "python": platform.python_version(),
+        **{package: version(package) for package in PACKAGES},
+    }
+
+
+def _processor() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,91 @@
+"""A text fed to the model through one policy's cache, a piece at a time, the way the engine computes prompts.
+
+Nothing is sampled: the text itself says which token comes next. Knows no measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ottserve.workers.core.kvspec import KVSpec
+from ottserve.workers.core.plan import SequenceStep, StepPlan
+from ottserve.workers.engine.inputs import build_step
+from ottserve.workers.engine.loading import make_store
+from ottserve.workers.engine.runner import Runner
+from ottserve.workers.kv.table import resolve_spec
+from ottserve.workers.models.loading import LoadedModel
+from ottserve.workers.settings import CacheSettings, EngineSettings, SchedulerSettings
+
+SLOT_ID = 1  # 0 is the dummy
+
+
+class TextStream:
+    """One sequence of at most `num_tokens` tokens in a cache of its own."""
+
+    def __init__(self, model: LoadedModel, cache: CacheSettings, num_tokens: int) -> None:
+        """Allocate the cache.
+
+        Raises:
+            ValueError: the cache is impossible over this model; names the setting.
+        """
+        num_pages = resolve_spec(cache, model.shape).sealed_pages(num_tokens)
+        settings = EngineSettings(
+            cache=cache.model_copy(update={"num_pages": max(2, num_pages)}),
+            scheduler=SchedulerSettings(max_running=1),  # type: ignore[call-arg]
+        )
+        self._store = make_store(settings, model)
+        self._runner = Runner(model.module, self._store)
+        self._num_stored = 0
+
+    @property
+    def spec(self) -> KVSpec:
+        """The cache by formula."""
+        return self._store.spec
+
+    @property
+    def page_bits_per_element(self) -> float:
+        """Bits of a sealed element with scales, zeros and masks, measured from the storage of the pages."""
+        spec = self.spec
+        elements = 2 * spec.num_layers * spec.num_kv_heads * spec.group * spec.head_size
+        return self._store.page_bytes * 8 / elements
+
+    def advance(self, token_ids: tuple[int, ...]) -> Tensor:
+        """Compute and store the next tokens, which must not reach over a seal point.
+
+        Returns:
+            Logits `[len(token_ids), V]`.
+        """
+        spec, start = self.spec, self._num_stored
+        end = start + len(token_ids)
+        part = SequenceStep(
+            request_id="text",
+            slot_id=SLOT_ID,
+            token_ids=token_ids,
+            start=start,
+            page_ids=tuple(range(1, 1 + spec.sealed_pages(end))),
+            num_sealed=spec.sealed_pages(start),
+            samples=False,
+        )
+        step = build_step(StepPlan((), (part,)), spec, self._store.device)
+        every_row = torch.arange(len(token_ids), device=self._store.device)
+        logits = self._runner.run(replace(step, sampled_rows=every_row))
+        self._num_stored = end
+        return logits
+
+
+def pieces(specs: Iterable[KVSpec], num_tokens: int) -> list[range]:
+    """Positions cut at the seal points of every spec.
+
+    Within a piece all attend to the same pages and, exactly, to each other: a query at position t then sees the first
+    G·⌊(t−R)/G⌋ tokens sealed, as if tokens had come one by one. A cut more changes only that a token is read back in
+    16 bit.
+    """
+    cuts = {0, num_tokens}
+    for spec in specs:
+        cuts.update(range(spec.next_seal(0), num_tokens, spec.group))
+    return [range(start, stop) for start, stop in pairwise(sorted(cuts))]

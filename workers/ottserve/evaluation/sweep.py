@@ -1,0 +1,74 @@
+"""Policies side by side over one text: reference and rows advance together, so that no logits are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ottserve.evaluation.measures import PositionMeasures, Quality, compare, summarise
+from ottserve.evaluation.policies import REFERENCE, PolicyRow
+from ottserve.evaluation.stream import TextStream, pieces
+from ottserve.evaluation.texts import TokenisedText
+from ottserve.workers.models.loading import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One row on one text. `page_bits_per_element` is measured from storage, everything included."""
+
+    policy: str
+    text: str
+    page_bits_per_element: float
+    quality: Quality
+
+
+def sweep(
+    model: LoadedModel, rows: Sequence[PolicyRow], text: TokenisedText, advance: Callable[[int], None]
+) -> list[Outcome]:
+    """Teacher-force a text through every row's cache and compare with the policy fp16.
+
+    Args:
+        model: any; every row computes with the same weights.
+        rows: what to compare.
+        text: no longer than the model's context.
+        advance: told the number of tokens computed since it was told last.
+
+    Returns:
+        An outcome for each row, over the positions from its own G + R on: before them nothing is sealed.
+
+    Raises:
+        ValueError: a row is impossible over this model, or the text too short or too long; names the figures.
+    """
+    num_tokens = len(text.token_ids)
+    if num_tokens > model.info.context_length:
+        raise ValueError(f"{text.name}: {num_tokens} tokens, the model has positions for {model.info.context_length}")
+    reference = TextStream(model, REFERENCE.cache, num_tokens)
+    streams = [reference if row.cache == REFERENCE.cache else TextStream(model, row.cache, num_tokens) for row in rows]
+    parts: list[list[PositionMeasures]] = [[] for _ in rows]
+    for measured, piece in _run(reference, streams, text):
+        for found, measure in zip(parts, measured, strict=True):
+            found.append(measure)
+        advance(len(piece))
+    return [
+        Outcome(
+            policy=row.name,
+            text=text.name,
+            page_bits_per_element=stream.page_bits_per_element,
+            quality=summarise(found, stream.spec.tail_capacity),
+        )
+        for row, stream, found in zip(rows, streams, parts, strict=True)
+    ]
+
+
+def _run(
+    reference: TextStream, streams: Sequence[TextStream], text: TokenisedText
+) -> Iterator[tuple[list[PositionMeasures], range]]:
+    cuts = pieces([reference.spec, *(stream.spec for stream in streams)], len(text.token_ids))
+    for piece in cuts:
+        token_ids = text.token_ids[piece.start : piece.stop]
+        expected = reference.advance(token_ids)
+        next_ids = torch.tensor(text.token_ids[piece.start + 1 : piece.stop + 1], device=expected.device)
+        found = (expected if stream is reference else stream.advance(token_ids) for stream in streams)
+        yield [compare(expected, logits, next_ids) for logits in found], piece
