@@ -12,20 +12,12 @@ from typing import Any, Self
 
 import pydantic_settings
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from ottserve.service.settings import GatewaySettings
-from ottserve.workers.settings import (
-    CacheSettings,
-    DeploymentSettings,
-    EngineSettings,
-    MetricsSettings,
-    ModelSettings,
-    OutputSettings,
-    SchedulerSettings,
-)
+from ottserve.workers.settings import DeploymentSettings, EngineSettings
 
 PREFIX = "OTTSERVE_"
 CLIENT_VARIABLES = {"OTTSERVE_TARGET", "OTTSERVE_TOKEN"}
@@ -35,8 +27,8 @@ class SettingsError(Exception):
     """Settings that can't be used; the message names each of them."""
 
 
-class ServeSettings(BaseSettings):
-    """Everything that one service needs to start."""
+class ServeSettings(BaseSettings, EngineSettings):
+    """Everything that one service needs to start: the replica's settings, and those of what is around it."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -46,18 +38,11 @@ class ServeSettings(BaseSettings):
         nested_model_default_partial_update=True,
     )
 
-    model: ModelSettings = ModelSettings()  # type: ignore[call-arg]
-    cache: CacheSettings = CacheSettings()  # type: ignore[call-arg]
-    scheduler: SchedulerSettings = SchedulerSettings()  # type: ignore[call-arg]
-    output: OutputSettings = OutputSettings()  # type: ignore[call-arg]
-    metrics: MetricsSettings = MetricsSettings()  # type: ignore[call-arg]
     gateway: GatewaySettings = GatewaySettings()  # type: ignore[call-arg]
     deployment: DeploymentSettings = DeploymentSettings()  # type: ignore[call-arg]
-    seed: int = Field(0, ge=0, description="Seeds random weights; a request's own seed is drawn by the gateway.")
 
     @model_validator(mode="after")
-    def _contradictions(self) -> Self:
-        EngineSettings.model_validate(self._engine_fields())
+    def _ports_differ(self) -> Self:
         port = self.metrics.port
         if port and self.deployment.num_replicas > 1:
             raise ValueError(
@@ -71,10 +56,7 @@ class ServeSettings(BaseSettings):
     @property
     def engine(self) -> EngineSettings:
         """The replica's part."""
-        return EngineSettings(**self._engine_fields())
-
-    def _engine_fields(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in EngineSettings.model_fields}
+        return EngineSettings(**{name: getattr(self, name) for name in EngineSettings.model_fields})
 
 
 def read_settings(config: Path | None, flags: Sequence[str]) -> ServeSettings:
