@@ -9,10 +9,16 @@ field ends within the ten mantissa bits; fields further up share one shift. `fie
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from triton import knobs
+
+from ottserve.kernels.layout import EXACT_BITS, PageLayout
 
 LOG2_E = 1.4426950408889634
+SMALLEST_SCALE = tl.constexpr(2.0**-14)
+"""Value scales below count as this where only their size matters: else sums of probabilities could overflow."""
 
 
 @triton.jit
@@ -45,9 +51,7 @@ def mask_pairs(b_words, b_fields, IN_ASM: tl.constexpr):
 def shift_pairs(b_words, SHIFT: tl.constexpr, IN_ASM: tl.constexpr):
     """Words shifted down. What the upper word of a pair leaks into the lower is masked off afterwards."""
     if IN_ASM and SHIFT == 10:
-        return tl.inline_asm_elementwise(
-            "shr.b32 $0, $1, 10;", "=r,r", [b_words], dtype=tl.int16, is_pure=True, pack=2
-        )
+        return tl.inline_asm_elementwise("shr.b32 $0, $1, 10;", "=r,r", [b_words], dtype=tl.int16, is_pure=True, pack=2)
     if IN_ASM and SHIFT == 8:
         return tl.inline_asm_elementwise("shr.b32 $0, $1, 8;", "=r,r", [b_words], dtype=tl.int16, is_pure=True, pack=2)
     return b_words >> SHIFT
@@ -124,9 +128,7 @@ def load_values_packed(
 
 
 @triton.jit
-def load_values_exact(
-    p_page, o_d, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, EXACT: tl.constexpr
-):
+def load_values_exact(p_page, o_d, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, EXACT: tl.constexpr):
     """Values of a block kept at 16 bit, EXACT `[BD, ROWS]`."""
     D: tl.constexpr = LAYOUT.head_size
     o_words = BLOCK * ROWS + tl.arange(0, ROWS)
@@ -164,3 +166,44 @@ def load_channels(p_scales, o_d, D: tl.constexpr):
 def finite_max(b_max):
     """A maximum that may be −∞ (nothing seen yet), fit to be subtracted."""
     return tl.where(b_max == float("-inf"), 0.0, b_max)
+
+
+@triton.jit
+def largest_of(blocks):
+    """Elementwise maximum of a tuple of blocks."""
+    b_largest = blocks[0]
+    for i in tl.static_range(1, len(blocks)):
+        b_largest = tl.maximum(b_largest, blocks[i])
+    return b_largest
+
+
+@triton.jit
+def accumulate_exact(b_v, b_p, b_acc):
+    """`b_acc + b_v · b_p` for values `[BD, ROWS]` at 16 bit; bf16 probabilities go in two parts, 16 bits of mantissa."""
+    high = b_p.to(b_v.dtype)
+    b_acc = tl.dot(b_v, high, b_acc)
+    if b_v.dtype == tl.bfloat16:
+        b_acc = tl.dot(b_v, (b_p - high.to(tl.float32)).to(tl.bfloat16), b_acc)
+    return b_acc
+
+
+@triton.jit
+def prefetch_sectors(p_words, WORDS: tl.constexpr, IN_ASM: tl.constexpr):
+    """Ask for WORDS 16-bit words to come near. Numbers too small for an asynchronous copy are used from there."""
+    if IN_ASM:
+        p_sectors = p_words.to(tl.int64) + tl.arange(0, WORDS // 16) * 32
+        tl.inline_asm_elementwise(
+            "prefetch.global.L1 [$1]; mov.b32 $0, 0;", "=r,l", [p_sectors], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+def loaders(layout: PageLayout) -> dict[str, object]:
+    """Which loaders read this layout, and what each must know beside it: constexpr arguments of both attentions."""
+    exact = tl.bfloat16 if layout.exact_dtype == torch.bfloat16 else tl.float16
+    in_asm = not knobs.runtime.interpret
+    return {
+        "LOAD_KEYS": load_keys_exact if layout.k_bits == EXACT_BITS else load_keys_packed,
+        "KEY_MODE": exact if layout.k_bits == EXACT_BITS else in_asm,
+        "LOAD_VALUES": load_values_exact if layout.v_bits == EXACT_BITS else load_values_packed,
+        "VALUE_MODE": exact if layout.v_bits == EXACT_BITS else in_asm,
+    }

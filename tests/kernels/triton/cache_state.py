@@ -45,7 +45,9 @@ def make_slots(
     )
 
 
-def fill_page(pages: Tensor, layout: PageLayout, page_id: int, generator: torch.Generator, value_size: float) -> None:
+def fill_page(
+    pages: Tensor, layout: PageLayout, page_id: int, generator: torch.Generator, value_size: float, masked: bool
+) -> None:
     """Random codes, positive scales and a mask with a few replaced tokens, in every KV head of one page."""
     device = pages.device
 
@@ -67,6 +69,8 @@ def fill_page(pages: Tensor, layout: PageLayout, page_id: int, generator: torch.
         zero.copy_(normal(zero) * value_size)
     layout.mask_words(page).copy_((1 << torch.randint(0, 16, layout.mask_words(page).shape, device=device)).short())
     layout.mask_words(page)[:, ::2] = 0
+    if not masked:
+        layout.mask_words(page).zero_()
 
 
 def make_state(
@@ -94,7 +98,7 @@ def make_state(
         mine = [ids.pop() for _ in range(count)]
         table[row, :count] = torch.tensor(mine, dtype=torch.int32)
         for page_id in mine:
-            fill_page(pages, layout, page_id, generator, value_size)
+            fill_page(pages, layout, page_id, generator, value_size, masked=places > 0)
         fill_slot(slots, row + 1, range(count * layout.group, length), num_outliers if count else 0, generator)
     return CacheState(
         pages,
@@ -112,9 +116,9 @@ def fill_slot(slots: Slots, slot_id: int, positions: range, num_outliers: int, g
     ring = torch.tensor([p % slots.tail_k.shape[2] for p in positions], dtype=torch.long, device=device)
     heads, head_size = slots.tail_k.shape[1], slots.tail_k.shape[3]
     for tail in (slots.tail_k, slots.tail_v):
-        tail[slot_id, :, ring] = torch.randn(
-            heads, len(ring), head_size, generator=generator, device=device
-        ).to(tail.dtype)
+        tail[slot_id, :, ring] = torch.randn(heads, len(ring), head_size, generator=generator, device=device).to(
+            tail.dtype
+        )
     for head in range(heads):
         count = max(0, num_outliers - head % 2)
         slots.outlier_count[slot_id, head] = count

@@ -15,18 +15,20 @@ from torch import Tensor
 from ottserve.kernels import launch
 from ottserve.kernels.device import (
     LOG2_E,
+    SMALLEST_SCALE,
+    accumulate_exact,
     field_units,
     finite_max,
+    largest_of,
     load_channels,
-    load_keys_exact,
-    load_keys_packed,
     load_scales,
-    load_values_exact,
-    load_values_packed,
+    loaders,
+    prefetch_sectors,
     replaced_bias,
 )
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.slots import Slots
+
 
 @triton.jit
 def load_queries(p_q, o_d, o_heads, GQA: tl.constexpr, D: tl.constexpr, stride_head):
@@ -36,16 +38,6 @@ def load_queries(p_q, o_d, o_heads, GQA: tl.constexpr, D: tl.constexpr, stride_h
     largest = tl.max(tl.abs(b_q), 0)
     bound = tl.exp2(tl.ceil(tl.log2(tl.where(largest > 0, largest, 1.0))))
     return b_q / bound[None, :], bound
-
-
-@triton.jit
-def accumulate_exact(b_v, b_p, b_acc):
-    """`b_acc + b_v · b_p` for values `[BD, ROWS]` at 16 bit; bf16 probabilities go in two parts, 16 bits of mantissa."""
-    high = b_p.to(b_v.dtype)
-    b_acc = tl.dot(b_v, high, b_acc)
-    if b_v.dtype == tl.bfloat16:
-        b_acc = tl.dot(b_v, (b_p - high.to(tl.float32)).to(tl.bfloat16), b_acc)
-    return b_acc
 
 
 @triton.jit
@@ -86,29 +78,6 @@ def page_scores(
 
 
 @triton.jit
-def value_scales(p_page, LAYOUT: tl.constexpr, ROWS: tl.constexpr):
-    """Value scales and zeros of a page, two tuples of fp16 `[ROWS]`; empty at 16 bit.
-
-    Called at the top of the loop: too small to be copied ahead, they arrive while the scores are computed.
-    """
-    scales, zeros = (), ()
-    if LAYOUT.v_bits != 16:
-        for block in tl.static_range(LAYOUT.group // ROWS):
-            scales = scales + (load_scales(p_page + LAYOUT.value_scale_at, block, ROWS),)
-            zeros = zeros + (load_scales(p_page + LAYOUT.value_scale_at + LAYOUT.group, block, ROWS),)
-    return scales, zeros
-
-
-@triton.jit
-def largest_of(blocks):
-    """Elementwise maximum of a tuple of blocks."""
-    b_largest = blocks[0]
-    for i in tl.static_range(1, len(blocks)):
-        b_largest = tl.maximum(b_largest, blocks[i])
-    return b_largest
-
-
-@triton.jit
 def attend_pages(
     p_pages,
     p_table,
@@ -142,12 +111,14 @@ def attend_pages(
     for i_page in tl.range(first, last, num_stages=STAGES):
         p_page = p_pages + (page_id.to(tl.int64) * J + i_head) * LAYOUT.words
         page_id = tl.load(p_table + i_page + 1, mask=i_page + 1 < last, other=0)
-        scales, zeros = value_scales(p_page, LAYOUT, ROWS)
+        if LAYOUT.v_bits != 16:
+            p_next = p_pages + (page_id.to(tl.int64) * J + i_head) * LAYOUT.words
+            prefetch_sectors(p_next + LAYOUT.value_scale_at, 2 * LAYOUT.value_scale_words, VALUE_MODE)
         scores = page_scores(p_page, o_d, b_q, LAYOUT, LOAD_KEYS, KEY_MODE, ROWS)
         new_max = tl.max(largest_of(scores), 0) * b_factor
         if LAYOUT.v_bits != 16:
-            b_bound = tl.maximum(tl.broadcast_to(largest_of(scales)[:, None], [ROWS, HEADS]).to(tl.float32), 2.0**-14)
-            new_max += tl.log2(tl.max(b_bound, 0))
+            largest_scale = tl.max(load_scales(p_page + LAYOUT.value_scale_at, 0, LAYOUT.group), 0).to(tl.float32)
+            new_max += tl.log2(tl.maximum(largest_scale, SMALLEST_SCALE))
         new_max = tl.maximum(b_max, new_max)
         b_kept = tl.exp2(b_max - finite_max(new_max))[None, :]
         b_sum, b_zeros, b_acc = b_sum * b_kept, b_zeros * b_kept, b_acc * b_kept
@@ -158,9 +129,10 @@ def attend_pages(
             if LAYOUT.v_bits == 16:
                 b_acc = accumulate_exact(b_v, b_p, b_acc)
             else:
-                b_zeros += b_p * zeros[block].to(tl.float32)[:, None]
+                p_scale = p_page + LAYOUT.value_scale_at
+                b_zeros += b_p * load_scales(p_scale + LAYOUT.group, block, ROWS).to(tl.float32)[:, None]
                 b_unit = field_units(14, block, ROWS, LAYOUT.v_bits, LAYOUT.value_columns)
-                b_share = scales[block].to(tl.float32) * b_unit
+                b_share = load_scales(p_scale, block, ROWS).to(tl.float32) * b_unit
                 b_acc = tl.dot(b_v, (b_p * b_share[:, None]).to(tl.float16), b_acc)
         b_max = new_max
     b_out = b_acc
@@ -407,20 +379,8 @@ def attend_decode(
         num_warps=config.warps,
         **loaders(layout),
     )
-    channels = min(launch.MERGE_CHANNELS, triton.next_power_of_2(D))
+    splits, channels = launch.merge_block(shape[2], D)
     merge_splits_kernel[N * H, triton.cdiv(D, channels)](
-        part, part_max, part_sum, out, shape[2], GQA=H // J, D=D, BD=channels, SPLITS=launch.MERGE_SPLITS, num_warps=4
+        part, part_max, part_sum, out, shape[2], GQA=H // J, D=D, BD=channels, SPLITS=splits, num_warps=4
     )
     return out
-
-
-def loaders(layout: PageLayout) -> dict[str, object]:
-    """Which loaders read this layout, and what each must know beside it."""
-    exact = tl.bfloat16 if layout.exact_dtype == torch.bfloat16 else tl.float16
-    in_asm = launch.uses_assembly()
-    return {
-        "LOAD_KEYS": load_keys_exact if layout.k_bits == 16 else load_keys_packed,
-        "KEY_MODE": exact if layout.k_bits == 16 else in_asm,
-        "LOAD_VALUES": load_values_exact if layout.v_bits == 16 else load_values_packed,
-        "VALUE_MODE": exact if layout.v_bits == 16 else in_asm,
-    }

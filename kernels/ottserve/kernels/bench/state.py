@@ -47,7 +47,9 @@ def random_pages(num_pages: int, num_kv_heads: int, layout: PageLayout, device: 
     return pages
 
 
-def random_slots(num_slots: int, num_kv_heads: int, layout: PageLayout, num_outliers: int, device: torch.device) -> Slots:
+def random_slots(
+    num_slots: int, num_kv_heads: int, layout: PageLayout, num_outliers: int, device: torch.device
+) -> Slots:
     """Slots whose tails are full of normal numbers and that hold `num_outliers` outliers a KV head."""
 
     def normal(rows: int) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 def seconds_each(works: Sequence[Callable[[], object]], device: torch.device, repeats: int = 15) -> float:
     """Median seconds of one of `works`, which run in turn inside one CUDA graph, so launches cost what they do there."""
     with torch.cuda.device(device):
+        torch.cuda.synchronize()
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             for work in works:
