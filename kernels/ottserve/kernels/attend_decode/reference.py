@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ottserve.kernels.attend_decode.plan import DecodePlan, RowGroup, plan_decode
-from ottserve.kernels.attend_decode.unpacking import replaced, unpack_keys, unpack_values
 from ottserve.kernels.layout import EXACT_BITS, PageLayout
+from ottserve.kernels.quantize.dequantize import dequantize_keys_into, dequantize_values_into
+from ottserve.kernels.quantize.packing import replaced_tokens
 from ottserve.kernels.slots import Slots
 
 
@@ -56,8 +57,8 @@ def _attend_group(queries: Tensor, pages: Tensor, slots: Slots, layout: PageLayo
         blocks = pages[group.page_run] if group.page_run else pages.index_select(0, group.page_ids)
         blocks = blocks.view(n, group.max_pages, J, -1).transpose(1, 2)
         sealed_shape = (n, J, group.max_pages, layout.group, D)
-        unpack_keys(keys[:, :, :num_sealed].view(sealed_shape), blocks, layout)
-        unpack_values(values[:, :, :num_sealed].view(sealed_shape), blocks, layout)
+        dequantize_keys_into(keys[:, :, :num_sealed].view(sealed_shape), blocks, layout)
+        dequantize_values_into(values[:, :, :num_sealed].view(sealed_shape), blocks, layout)
         dead = torch.cat([_dead_sealed(blocks, layout, group, has_outliers=num_rows > 0), dead], 2)
     scores = torch.bmm(queries.view(n * J, H // J, D), keys.view(n * J, T, D).mT)
     weights = scores.masked_fill_(dead.view(n * J, 1, T), -torch.inf).softmax(-1)
@@ -89,7 +90,7 @@ def _dead_sealed(blocks: Tensor, layout: PageLayout, group: RowGroup, has_outlie
     if not has_outliers:
         dead = torch.zeros(n, J, B * layout.group, dtype=torch.bool, device=blocks.device)
     else:
-        dead = replaced(blocks, layout).reshape(n, J, -1)
+        dead = replaced_tokens(blocks, layout).flatten(2)
     return dead if group.lacking is None else dead.logical_or_(group.lacking)
 
 

@@ -35,9 +35,19 @@ def attend_prefill(
         chunk = slice(bounds[row], bounds[row + 1])
         if chunk.start == chunk.stop:
             continue
+        if length == 0:
+            out[chunk] = _attend_itself(q[chunk], k[chunk], v[chunk], scale)
+            continue
         history = stored_tokens(pages, slots, layout, page_table[row, :row_pages], slot_id, length)
         _attend_chunk(q[chunk], k[chunk], v[chunk], history, scale, out[chunk])
     return out
+
+
+def _attend_itself(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Causal attention of a first chunk, all heads at once."""
+    queries, keys, values = (x.float().transpose(0, 1)[None] for x in (q, k, v))
+    attended = scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=True)
+    return attended[0].transpose(0, 1)
 
 
 def _attend_chunk(

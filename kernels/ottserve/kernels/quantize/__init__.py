@@ -5,14 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ottserve.kernels.quantize import reference
-from ottserve.kernels.quantize.packing import (
-    dequantize_keys,
-    dequantize_values,
-    pack,
-    pack_mask,
-    replaced_tokens,
-    unpack,
-)
+from ottserve.kernels.quantize.dequantize import dequantize_keys, dequantize_values
+from ottserve.kernels.quantize.packing import pack, pack_mask, replaced_tokens, unpack
 
 __all__ = ["dequantize_keys", "dequantize_values", "pack", "pack_mask", "quantize", "replaced_tokens", "unpack"]
 

@@ -1,14 +1,16 @@
-"""Codes to 16-bit words and back, and pages back to numbers. Knows the page layout; decides no scale, zero or code.
+"""Codes to 16-bit words and back, masks likewise. Knows neither what a code stands for nor where a page comes from.
 
-Plain PyTorch on any device: for the references, for tests and for evaluation. Kernels unpack in registers.
+Plain PyTorch on any device, for the references, tests and evaluation. Kernels unpack in registers.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
-from ottserve.kernels.layout import EXACT_BITS, WORD_BITS, PageLayout
+from ottserve.kernels.layout import WORD_BITS, PageLayout
 
 
 def pack(codes: Tensor, bits: int, dim: int) -> Tensor:
@@ -31,42 +33,32 @@ def pack(codes: Tensor, bits: int, dim: int) -> Tensor:
 
 
 def unpack(words: Tensor, bits: int, dim: int) -> Tensor:
-    """Words to codes along the token axis, uint8: the inverse of `pack`."""
-    top = 2**bits - 1
-    return torch.cat([(words >> shift & top).to(torch.uint8) for shift in range(0, WORD_BITS, bits)], dim)
+    """Words to codes along the token axis, int16: the inverse of `pack`."""
+    axis = dim % words.dim()
+    shifts = _field_shifts(bits, words.device).view(-1, *[1] * (words.dim() - axis))
+    fields: Tensor = words.unsqueeze(axis) >> shifts
+    return fields.bitwise_and_(2**bits - 1).flatten(axis, axis + 1)
+
+
+@cache
+def _field_shifts(bits: int, device: torch.device) -> Tensor:
+    """int16 `[16/b]`, where each field of a word begins."""
+    return torch.arange(0, WORD_BITS, bits, dtype=torch.int16, device=device)
 
 
 def pack_mask(replaced: Tensor) -> Tensor:
     """bool `[…, G]` to mask words int16 `[…, G/16]`: bit t % 16 of word t // 16."""
-    bits = torch.arange(WORD_BITS, device=replaced.device)
-    fields: Tensor = replaced.unflatten(-1, (replaced.shape[-1] // WORD_BITS, WORD_BITS)).long() << bits
-    return fields.sum(-1).to(torch.int16)
+    fields: Tensor = replaced.unflatten(-1, (replaced.shape[-1] // WORD_BITS, WORD_BITS))
+    return (fields * _mask_bits(replaced.device)).sum(-1, dtype=torch.int16)
 
 
 def replaced_tokens(pages: Tensor, layout: PageLayout) -> Tensor:
     """The mask of pages int16 `[…, W]` as bool `[…, G]`: true where a token was replaced and counts −∞."""
-    bits = torch.arange(WORD_BITS, dtype=torch.int16, device=pages.device)
-    fields: Tensor = layout.mask_words(pages)[..., None] >> bits & 1
-    return fields.bool().flatten(-2)
+    fields = layout.mask_words(pages)[..., None] & _mask_bits(pages.device)
+    return fields.ne(0).flatten(-2)
 
 
-def dequantize_keys(pages: Tensor, layout: PageLayout) -> Tensor:
-    """Keys that pages int16 `[…, W]` hold, fp32 `[…, G, D]`. Replaced tokens give the mean that took their place."""
-    words = layout.key_codes(pages)
-    if layout.k_bits == EXACT_BITS:
-        return words.view(layout.exact_dtype).float()
-    scale, zero = layout.key_scales(pages)
-    codes = unpack(words, layout.k_bits, -2).float()
-    parts = codes.unflatten(-2, (layout.k_subgroups, layout.group // layout.k_subgroups))
-    keys: Tensor = parts * scale[..., None, :].float() + zero[..., None, :].float()
-    return keys.flatten(-3, -2)
-
-
-def dequantize_values(pages: Tensor, layout: PageLayout) -> Tensor:
-    """Values that pages int16 `[…, W]` hold, fp32 `[…, G, D]` (a view with D not innermost)."""
-    words = layout.value_codes(pages)
-    if layout.v_bits == EXACT_BITS:
-        return words.view(layout.exact_dtype).float().mT
-    scale, zero = layout.value_scales(pages)
-    codes = unpack(words, layout.v_bits, -1).float()
-    return (codes * scale[..., None, :].float() + zero[..., None, :].float()).mT
+@cache
+def _mask_bits(device: torch.device) -> Tensor:
+    """int16 `[16]`, the bit of each token in its mask word."""
+    return (1 << torch.arange(WORD_BITS, device=device)).to(torch.int16)

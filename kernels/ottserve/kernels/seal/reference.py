@@ -13,6 +13,9 @@ from ottserve.kernels.quantize.reference import quantize
 from ottserve.kernels.seal.outliers import admit
 from ottserve.kernels.slots import Slots
 
+ELEMENTS_AT_ONCE = 2**19
+"""Elements of keys sealed at a time, so that the passes over them stay in cache."""
+
 
 def seal(
     pages: Tensor,
@@ -26,7 +29,25 @@ def seal(
     fit_rounds: int,
 ) -> None:
     """See `ottserve.kernels.seal.seal`."""
-    slot_ids = slot_ids.long()
+    _, heads, _, head_size = slots.tail_k.shape
+    at_once = max(1, ELEMENTS_AT_ONCE // (heads * layout.group * head_size))
+    arguments = (slot_ids.long(), page_ids.long(), first_positions, pool_sizes)
+    portions = zip(*(argument.split(at_once) for argument in arguments), strict=True)
+    for slot_rows, page_rows, firsts, pools in portions:
+        _seal_rows(pages, slots, layout, slot_rows, page_rows, firsts, pools, keep, fit_rounds)
+
+
+def _seal_rows(
+    pages: Tensor,
+    slots: Slots,
+    layout: PageLayout,
+    slot_ids: Tensor,
+    page_ids: Tensor,
+    first_positions: Tensor,
+    pool_sizes: Tensor,
+    keep: Literal["smallest", "largest"],
+    fit_rounds: int,
+) -> None:
     tokens = first_positions[:, None] + torch.arange(layout.group, device=pages.device)
     ring = tokens % slots.tail_k.shape[2]
     keys, values = (_group(tail, slot_ids, ring) for tail in (slots.tail_k, slots.tail_v))
@@ -35,7 +56,7 @@ def seal(
     _store_keys(blocks, layout, keys, replaced, fit_rounds)
     _store_values(blocks, layout, values, replaced, fit_rounds)
     layout.mask_words(blocks).copy_(pack_mask(replaced))
-    pages[page_ids] = blocks
+    pages.index_copy_(0, page_ids, blocks)
 
 
 def _group(tail: Tensor, slot_ids: Tensor, ring: Tensor) -> Tensor:
