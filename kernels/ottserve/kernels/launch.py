@@ -75,3 +75,28 @@ def seal_block(layout: PageLayout) -> tuple[int, int, int]:
     fields = EXACT_BITS // layout.v_bits
     columns = max(1, min(layout.value_columns, 32 // fields))
     return min(32, padded), columns, 4 if padded <= 128 else 8
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """Launch of chunk attention.
+
+    Attributes:
+        tokens: queries of one program.
+        heads: query heads of a KV head, padded to a power of two; tokens · heads are the rows of its matrix products.
+        exact_tokens: tokens of a block of tail, outliers and chunk.
+        stages: pages in flight in one program.
+        warps: of one program.
+    """
+
+    tokens: int
+    heads: int
+    exact_tokens: int = 32
+    stages: int = 2
+    warps: int = 4
+
+
+def prefill_config(layout: PageLayout, gqa: int) -> PrefillConfig:
+    """Sixty-four rows a program, sixteen a warp; more warps where a head is wide, to bound registers."""
+    heads = next_power_of_2(gqa)
+    return PrefillConfig(tokens=max(1, 64 // heads), heads=heads, warps=4 if layout.head_size <= 128 else 8)

@@ -1,0 +1,310 @@
+"""Chunk attention on a GPU: every block of queries walks its sequence's history as stored, then the chunk itself.
+
+Query rows (tokens × query heads of one KV head) are the M of the matrix products. Scales are folded as in decode
+attention: into the query for keys, into the probabilities for values, so stored codes are used as they lie.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ottserve.kernels import launch
+from ottserve.kernels.device import (
+    LOG2_E,
+    SMALLEST_SCALE,
+    field_units,
+    finite_max,
+    largest_of,
+    load_channels,
+    load_scales,
+    loaders,
+    replaced_bias,
+)
+from ottserve.kernels.layout import PageLayout
+from ottserve.kernels.slots import Slots
+
+
+@triton.jit
+def find_block(p_starts, i_block, N, TOKENS: tl.constexpr):
+    """Which chunk the `i_block`-th block of TOKENS queries belongs to, and its first token there; N if there is none."""
+    row, token, seen = N, 0, 0
+    for i_row in range(N):
+        blocks = tl.cdiv(tl.load(p_starts + i_row + 1) - tl.load(p_starts + i_row), TOKENS)
+        is_here = (i_block >= seen) & (i_block < seen + blocks)
+        row = tl.where(is_here, i_row, row)
+        token = tl.where(is_here, (i_block - seen) * TOKENS, token)
+        seen += blocks
+    return row, token
+
+
+@triton.jit
+def accumulate_rows(b_p, b_v, b_acc):
+    """`b_acc + b_p · b_v` for exact values `[n, BD]`; 16-bit probabilities of bf16 values go in two parts."""
+    high = b_p.to(b_v.dtype)
+    b_acc = tl.dot(high, b_v, b_acc, input_precision="ieee")
+    if b_v.dtype == tl.bfloat16:
+        b_acc = tl.dot((b_p - high.to(tl.float32)).to(tl.bfloat16), b_v, b_acc)
+    return b_acc
+
+
+@triton.jit
+def attend_exact_block(b_s, b_v, b_max, b_sum, b_acc):
+    """One step of the online softmax: scores `[M, n]`, dead ones at −∞, and exact values `[n, BD]`."""
+    new_max = tl.maximum(b_max, tl.max(b_s, 1))
+    b_kept = tl.exp2(b_max - finite_max(new_max))
+    b_p = tl.exp2(b_s - finite_max(new_max)[:, None])
+    b_acc = accumulate_rows(b_p, b_v, b_acc * b_kept[:, None])
+    return new_max, b_sum * b_kept + tl.sum(b_p, 1), b_acc
+
+
+@triton.jit
+def packed_row_scores(p_page, o_d, b_q, b_k, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Scores fp32 `[M, ROWS]` of a block of key codes `b_k [ROWS, BD]`."""
+    PART: tl.constexpr = BLOCK * ROWS * LAYOUT.k_subgroups // LAYOUT.group
+    p_scale = p_page + LAYOUT.key_scale_at + PART * LAYOUT.head_size
+    b_scale = load_channels(p_scale, o_d, LAYOUT.head_size)
+    b_zero = load_channels(p_scale + LAYOUT.key_scale_words, o_d, LAYOUT.head_size)
+    b_raw = tl.dot(b_q * b_scale[None, :], tl.trans(b_k))
+    b_offset = tl.sum(b_q.to(tl.float32) * b_zero.to(tl.float32)[None, :], 1)
+    b_unit = field_units(24, BLOCK, ROWS, LAYOUT.k_bits, LAYOUT.key_rows)
+    return b_raw * b_unit[None, :] + b_offset[:, None]
+
+
+@triton.jit
+def attend_page(
+    p_page,
+    o_d,
+    b_q,
+    b_factor,
+    b_max,
+    b_sum,
+    b_acc,
+    LAYOUT: tl.constexpr,
+    LOAD_KEYS: tl.constexpr,
+    LOAD_VALUES: tl.constexpr,
+    KEY_MODE: tl.constexpr,
+    VALUE_MODE: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """One step of the online softmax over a page. The running maximum bounds score + log2(value scale)."""
+    scores, maxima = (), ()
+    for block in tl.static_range(LAYOUT.group // ROWS):
+        b_k = LOAD_KEYS(p_page, o_d, LAYOUT, block, ROWS, KEY_MODE)
+        if LAYOUT.k_bits == 16:
+            b_s = tl.dot(b_q, tl.trans(b_k))
+        else:
+            b_s = packed_row_scores(p_page, o_d, b_q, b_k, LAYOUT, block, ROWS)
+        b_s = b_s * b_factor[:, None] + replaced_bias(p_page, LAYOUT, block, ROWS)[None, :]
+        scores = scores + (b_s,)
+        maxima = maxima + (tl.max(b_s, 1),)
+    p_scale = p_page + LAYOUT.value_scale_at
+    new_max = largest_of(maxima)
+    if LAYOUT.v_bits != 16:
+        largest_scale = tl.max(load_scales(p_scale, 0, LAYOUT.group), 0).to(tl.float32)
+        new_max += tl.log2(tl.maximum(largest_scale, SMALLEST_SCALE))
+    new_max = tl.maximum(b_max, new_max)
+    b_kept = tl.exp2(b_max - finite_max(new_max))
+    b_sum *= b_kept
+    b_acc *= b_kept[:, None]
+    b_zeros = tl.zeros_like(b_sum)
+    b_raw = tl.zeros_like(b_acc)
+    for block in tl.static_range(LAYOUT.group // ROWS):
+        b_p = tl.exp2(scores[block] - finite_max(new_max)[:, None])
+        b_sum += tl.sum(b_p, 1)
+        b_v = tl.trans(LOAD_VALUES(p_page, o_d, LAYOUT, block, ROWS, VALUE_MODE))
+        if LAYOUT.v_bits == 16:
+            b_acc = accumulate_rows(b_p, b_v, b_acc)
+        else:
+            b_zeros += tl.sum(b_p * load_scales(p_scale + LAYOUT.group, block, ROWS).to(tl.float32)[None, :], 1)
+            b_share = load_scales(p_scale, block, ROWS).to(tl.float32)
+            b_share *= field_units(14, block, ROWS, LAYOUT.v_bits, LAYOUT.value_columns)
+            b_raw = tl.dot((b_p * b_share[None, :]).to(tl.float16), b_v, b_raw)
+    if LAYOUT.v_bits != 16:
+        b_acc += b_raw * 2.0 ** (24 - 14) + b_zeros[:, None]
+    return new_max, b_sum, b_acc
+
+
+@triton.jit
+def attend_history_kernel(
+    p_q,
+    p_k,
+    p_v,
+    p_starts,
+    p_pages,
+    p_tail_k,
+    p_tail_v,
+    p_outlier_k,
+    p_outlier_v,
+    p_outlier_count,
+    p_page_table,
+    p_num_pages,
+    p_slot_ids,
+    p_lengths,
+    p_out,
+    scale_log2,
+    N,
+    stride_q_token,
+    stride_q_head,
+    stride_k_token,
+    stride_k_head,
+    stride_v_token,
+    stride_v_head,
+    stride_table,
+    J: tl.constexpr,
+    GQA: tl.constexpr,
+    HEADS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BD: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    PLACES: tl.constexpr,
+    LOAD_KEYS: tl.constexpr,
+    LOAD_VALUES: tl.constexpr,
+    KEY_MODE: tl.constexpr,
+    VALUE_MODE: tl.constexpr,
+    ROWS: tl.constexpr,
+    EXACT_TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """TOKENS queries of one chunk, for the query heads of one KV head: row r is token r // HEADS, head r % HEADS."""
+    i_row, first_token = find_block(p_starts, tl.program_id(0), N, TOKENS)
+    if i_row == N:
+        return
+    i_head = tl.program_id(1)
+    D: tl.constexpr = LAYOUT.head_size
+    EXACT: tl.constexpr = p_tail_k.dtype.element_ty
+    o_d, m_d = tl.arange(0, BD), (tl.arange(0, BD) < D)[None, :]
+    o_rows = tl.arange(0, TOKENS * HEADS)
+    o_tokens, o_heads = first_token + o_rows // HEADS, i_head * GQA + o_rows % HEADS
+    start = tl.load(p_starts + i_row)
+    num_tokens = tl.load(p_starts + i_row + 1) - start
+    m_rows = ((o_tokens < num_tokens) & (o_rows % HEADS < GQA))[:, None] & m_d
+    o_q = (start + o_tokens).to(tl.int64)[:, None] * stride_q_token + o_heads[:, None] * stride_q_head + o_d[None, :]
+    b_q = tl.load(p_q + o_q, mask=m_rows, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(b_q), 1)
+    b_bound = tl.exp2(tl.ceil(tl.log2(tl.where(largest > 0, largest, 1.0))))
+    b_q = b_q / b_bound[:, None]
+    b_factor = b_bound * scale_log2
+
+    b_max = tl.full([TOKENS * HEADS], float("-inf"), tl.float32)
+    b_sum = tl.zeros([TOKENS * HEADS], tl.float32)
+    b_acc = tl.zeros([TOKENS * HEADS, BD], tl.float32)
+    length = tl.load(p_lengths + i_row)
+    num_pages = tl.where(length > 0, tl.load(p_num_pages + i_row), 0)
+    b_q_page = b_q.to(EXACT if LAYOUT.k_bits == 16 else tl.float16)
+    p_page_table += i_row.to(tl.int64) * stride_table
+    for i_page in tl.range(0, num_pages, num_stages=STAGES):
+        page_id = tl.load(p_page_table + i_page).to(tl.int64)
+        b_max, b_sum, b_acc = attend_page(
+            p_pages + (page_id * J + i_head) * LAYOUT.words,
+            o_d,
+            b_q_page,
+            b_factor,
+            b_max,
+            b_sum,
+            b_acc,
+            LAYOUT,
+            LOAD_KEYS,
+            LOAD_VALUES,
+            KEY_MODE,
+            VALUE_MODE,
+            ROWS,
+        )
+
+    slot = tl.load(p_slot_ids + i_row).to(tl.int64) * J + i_head
+    num_outliers = tl.where(length > 0, tl.load(p_outlier_count + slot), 0)
+    first = num_pages * LAYOUT.group
+    b_q_exact = b_q.to(EXACT)
+    blocks_outliers = tl.cdiv(num_outliers, EXACT_TOKENS)
+    for i_block in tl.range(0, blocks_outliers + tl.cdiv(length - first, EXACT_TOKENS), num_stages=1):
+        is_outlier = i_block < blocks_outliers
+        begin = tl.where(is_outlier, i_block * EXACT_TOKENS, first + (i_block - blocks_outliers) * EXACT_TOKENS)
+        o_keys = begin + tl.arange(0, EXACT_TOKENS)
+        m_keys = o_keys < tl.where(is_outlier, num_outliers, length)
+        o_places = tl.where(is_outlier, o_keys, o_keys % CAPACITY)[:, None] * D + o_d[None, :]
+        p_rows_k = tl.where(is_outlier, p_outlier_k + slot * PLACES * D, p_tail_k + slot * CAPACITY * D)
+        p_rows_v = tl.where(is_outlier, p_outlier_v + slot * PLACES * D, p_tail_v + slot * CAPACITY * D)
+        b_k = tl.load(p_rows_k + o_places, mask=m_keys[:, None] & m_d, other=0.0)
+        b_v = tl.load(p_rows_v + o_places, mask=m_keys[:, None] & m_d, other=0.0)
+        b_s = tl.dot(b_q_exact, tl.trans(b_k)) * b_factor[:, None]
+        b_s = tl.where(m_keys[None, :], b_s, float("-inf"))
+        b_max, b_sum, b_acc = attend_exact_block(b_s, b_v, b_max, b_sum, b_acc)
+
+    b_q_chunk = b_q.to(p_k.dtype.element_ty)
+    p_k += start.to(tl.int64) * stride_k_token + i_head * stride_k_head
+    p_v += start.to(tl.int64) * stride_v_token + i_head * stride_v_head
+    for begin in tl.range(0, tl.minimum(first_token + TOKENS, num_tokens), EXACT_TOKENS, num_stages=1):
+        o_keys = begin + tl.arange(0, EXACT_TOKENS)
+        m_keys = (o_keys < num_tokens)[:, None] & m_d
+        b_k = tl.load(p_k + o_keys.to(tl.int64)[:, None] * stride_k_token + o_d[None, :], mask=m_keys, other=0.0)
+        b_v = tl.load(p_v + o_keys.to(tl.int64)[:, None] * stride_v_token + o_d[None, :], mask=m_keys, other=0.0)
+        b_s = tl.dot(b_q_chunk, tl.trans(b_k), input_precision="ieee") * b_factor[:, None]
+        b_s = tl.where(o_keys[None, :] <= o_tokens[:, None], b_s, float("-inf"))
+        b_max, b_sum, b_acc = attend_exact_block(b_s, b_v, b_max, b_sum, b_acc)
+
+    b_out = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]
+    o_out = ((start + o_tokens).to(tl.int64)[:, None] * (J * GQA) + o_heads[:, None]) * D + o_d[None, :]
+    tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_rows)
+
+
+def attend_prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor,
+    pages: Tensor,
+    slots: Slots,
+    layout: PageLayout,
+    page_table: Tensor,
+    num_pages: Tensor,
+    slot_ids: Tensor,
+    lengths: Tensor,
+    scale: float,
+) -> Tensor:
+    """See `ottserve.kernels.attend_prefill.attend_prefill`. One launch, no host synchronisation."""
+    T, H, D = q.shape
+    N, J = len(slot_ids), k.shape[1]
+    out = torch.zeros(T, H, D, dtype=q.dtype, device=q.device)
+    if T == 0 or N == 0:
+        return out
+    config = launch.prefill_config(layout, H // J)
+    attend_history_kernel[triton.cdiv(T, config.tokens) + N, J](
+        q,
+        k,
+        v,
+        starts,
+        pages,
+        slots.tail_k,
+        slots.tail_v,
+        slots.outlier_k,
+        slots.outlier_v,
+        slots.outlier_count,
+        page_table,
+        num_pages,
+        slot_ids,
+        lengths,
+        out,
+        scale * LOG2_E,
+        N,
+        *q.stride()[:2],
+        *k.stride()[:2],
+        *v.stride()[:2],
+        page_table.stride(0),
+        J=J,
+        GQA=H // J,
+        HEADS=config.heads,
+        TOKENS=config.tokens,
+        BD=triton.next_power_of_2(D),
+        LAYOUT=layout,
+        CAPACITY=slots.tail_k.shape[2],
+        PLACES=slots.outlier_k.shape[2],
+        ROWS=launch.block_rows(layout),
+        EXACT_TOKENS=config.exact_tokens,
+        STAGES=config.stages,
+        num_warps=config.warps,
+        **loaders(layout),
+    )
+    return out

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ottserve.kernels.attend_prefill import reference, triton
+from ottserve.kernels.layout import PageLayout
+from tests.kernels.triton.cache_state import make_state, relative_error
+
+
+def both(layout, lengths, chunks, *, gqa=2, seed=0, dtype=torch.float16, **state):
+    cache = make_state(layout, lengths, seed=seed, **state)
+    heads = cache.pages.shape[1]
+    starts = torch.tensor([0, *torch.tensor(chunks).cumsum(0).tolist()], dtype=torch.int32)
+    generator = torch.Generator().manual_seed(seed)
+    num_tokens, D = sum(chunks) + 3, layout.head_size
+    q = torch.randn(num_tokens, heads * gqa, D, generator=generator).to(dtype)
+    k, v = torch.randn(num_tokens, 2, heads, D, generator=generator).to(dtype).unbind(1)
+    args = (cache.pages, cache.slots, layout, cache.page_table, cache.num_pages, cache.slot_ids, cache.lengths)
+    scale = D**-0.5
+    return tuple(op.attend_prefill(q, k, v, starts, *args, scale) for op in (triton, reference))
+
+
+@pytest.mark.parametrize("bits", [(2, 2), (1, 1), (4, 2), (8, 8), (16, 16), (16, 2), (2, 16)], ids=str)
+def test_every_policy_equals_the_reference(bits) -> None:
+    out, expected = both(PageLayout(64, 32, *bits), [170], [5])
+    assert relative_error(out, expected) < 2e-3
+    assert (out[5:] == 0).all()
+
+
+# By regime: no history, an empty chunk between others, a chunk over several query blocks, a page and no tail beyond R.
+@pytest.mark.parametrize(
+    ("lengths", "chunks"), [([0], [7]), ([0, 100, 40], [3, 0, 1]), ([33], [70]), ([96, 0], [1, 40])], ids=str
+)
+def test_chunks(lengths, chunks) -> None:
+    out, expected = both(PageLayout(64, 16, 2, 2), lengths, chunks)
+    assert relative_error(out, expected) < 2e-3
+
+
+@pytest.mark.parametrize(("head_size", "gqa"), [(80, 1), (96, 3), (16, 8)])
+def test_head_sizes_and_query_heads(head_size, gqa) -> None:
+    out, expected = both(PageLayout(64, head_size, 2, 2, 2), [100], [9], gqa=gqa)
+    assert relative_error(out, expected) < 2e-3
+
+
+def test_a_chunk_in_fp32_is_not_rounded() -> None:
+    out, expected = both(PageLayout(64, 16, 2, 2), [0], [20], dtype=torch.float32)
+    assert relative_error(out, expected) < 1e-6
+
+
+def test_nothing_to_compute() -> None:
+    out, _ = both(PageLayout(64, 16, 2, 2), [100], [0])
+    assert (out == 0).all()
