@@ -23,19 +23,35 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen.
+    """How the next token is chosen. All numbers are finite.
 
     Attributes:
-        temperature: 0 is greedy; otherwise logits are divided by it. Finite, in [0, 100].
+        temperature: 0 is greedy; otherwise logits are divided by it. In [0, 100].
         top_k: keep the k most likely tokens; 0 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches this; in (0, 1].
         seed: 64-bit seed of this request's own random stream; the gateway draws one when the caller gave none.
+        min_p: keep tokens at least this share as likely as the likeliest; in [0, 1].
+        repetition_penalty: divides positive and multiplies negative logits of tokens of the prompt or the completion;
+            in (0, 100], 1 changes nothing.
+        presence_penalty: taken off the logit of every token of the completion; in [-100, 100].
+        frequency_penalty: taken off a token's logit once for each time the completion has it; in [-100, 100].
+        logit_bias: pairs of a token id and what is added to its logit, in [-100, 100]; by rising id.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def penalises(self) -> bool:
+        """Whether a logit depends on the tokens before."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +62,50 @@ class StopParams:
         max_new_tokens: at least 1; already clamped by the gateway to what the context has room for.
         stop: strings that end the generation where they first appear, none of them empty.
         include_stop_text: whether the matched string is part of the answer.
+        min_new_tokens: tokens that come before anything but an abort or the deadline may end the generation; at most
+            `max_new_tokens`. Until then EOS and stop tokens can't be chosen, and stop strings are text like any other.
+        stop_token_ids: tokens that end the generation.
+        ignore_eos: whether EOS is a token like any other.
     """
 
     max_new_tokens: int
     stop: tuple[str, ...] = ()
     include_stop_text: bool = False
+    min_new_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """The answer is a JSON value that this schema accepts."""
+
+    schema: str
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """The whole answer matches this regular expression."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The answer is one of these texts."""
+
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The answer can be derived from the rule `root` of this grammar in EBNF."""
+
+    ebnf: str
+
+
+Form = JsonSchema | Regex | Choice | Grammar
+"""A form that an answer must have. EOS is permitted only where the form may end."""
 
 
 @dataclass(frozen=True, slots=True)
