@@ -121,6 +121,10 @@ class GenerationTask:
         priority: the higher goes first; 32 bits, signed.
         cache_salt: cached prefixes are shared only among tasks of equal salt.
         n: samples of the one prompt; chunks and finishes name theirs by `index`. Sample 0 draws from the seed itself.
+        logprobs: how many of the most likely tokens to report at each position, beside the chosen one; None reports
+            none at all, 0 the chosen one alone.
+        prompt_logprobs: the same for the tokens of the prompt, all of which are then computed, cached or not.
+        form: what the answer must look like, or None.
     """
 
     request_id: str
@@ -133,6 +137,9 @@ class GenerationTask:
     priority: int = 0
     cache_salt: str = ""
     n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    form: Form | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +163,12 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of sample `index`. `seed` is that sample's own; `matched_stop` is the stop string, when one ended it."""
+    """The end of sample `index`. `seed` is that sample's own.
+
+    Attributes:
+        matched_stop: the stop string, when one ended it.
+        matched_stop_token_id: the stop token, when one ended it.
+    """
 
     reason: FinishReason
     usage: Usage
@@ -164,17 +176,43 @@ class Finish:
     seed: int
     matched_stop: str | None = None
     index: int = 0
+    matched_stop_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely a token was, by the model's own distribution.
+
+    That is the softmax of the logits as the model gives them, before bias, penalties, masks and temperature (vLLM calls
+    it `raw_logprobs`): a token that the sampler was made to choose shows how unlikely the model held it.
+
+    Attributes:
+        logprob: natural logarithm of its probability.
+        top: the most likely tokens with theirs, likeliest first, as many as were asked for.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """What has gathered of sample `index`. Concatenated `text` is the answer; its last chunk alone carries `finish`."""
+    """What has gathered of sample `index`. Concatenated `text` is the answer; its last chunk alone carries `finish`.
+
+    Attributes:
+        logprobs: one for each of `token_ids` where asked for, else none.
+        prompt_logprobs: the next piece of the prompt's, in order; all of them come before the first token, with sample
+            0. Nothing predicts the first token of a prompt: None stands in its place.
+    """
 
     request_id: str
     text: str
     token_ids: tuple[int, ...]
     finish: Finish | None = None
     index: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
