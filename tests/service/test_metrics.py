@@ -130,11 +130,19 @@ async def test_lengths(gateway: Any) -> None:
     assert gateway.value("ottserve_gateway_output_tokens_sum") == 5
 
 
+async def test_phases_are_those_that_the_replica_told(gateway: Any) -> None:
+    await gateway.stub.Generate(request(1))
+    assert gateway.value("ottserve_gateway_queue_seconds_sum") == 0.25
+    assert gateway.value("ottserve_gateway_prefill_seconds_sum") == 0.5
+    assert gateway.value("ottserve_gateway_decode_seconds_sum") == 1.5
+
+
 def test_histograms_are_small_and_rising() -> None:
     for buckets in (
         service_metrics.FIRST_TOKEN_S,
         service_metrics.INTER_TOKEN_S,
         service_metrics.REQUEST_S,
+        service_metrics.PHASE_S,
         service_metrics.NUM_TOKENS,
     ):
         assert len(buckets) <= 29

@@ -68,6 +68,12 @@ INTER_TOKEN_S = (
 )
 REQUEST_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 5, 8, 12, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1200)
 NUM_TOKENS = tuple(2**i for i in range(18))
+PHASE_S = (0.001, 0.0025, *REQUEST_S)
+PHASES = {
+    "queue": "Time of a finished generation in the replica's queue.",
+    "prefill": "Time of a finished generation from leaving the queue to its first token.",
+    "decode": "Time of a finished generation from its first token to its last.",
+}
 
 
 class GatewayMetrics:
@@ -111,6 +117,10 @@ class GatewayMetrics:
             buckets=INTER_TOKEN_S,
             registry=registry,
         )
+        self._phases = {
+            phase: Histogram(f"ottserve_gateway_{phase}_seconds", text, buckets=PHASE_S, registry=registry)
+            for phase, text in PHASES.items()
+        }
         self._prompt_tokens = Histogram(
             "ottserve_gateway_prompt_tokens", "Tokens of a prompt.", buckets=NUM_TOKENS, registry=registry
         )
@@ -159,6 +169,10 @@ class GatewayMetrics:
                     self._inter_token.observe((now - before) / num_tokens)
             before = now
         if chunk.finish is not None:
+            timings = chunk.finish.timings
+            self._phases["queue"].observe(timings.queue_s)
+            self._phases["prefill"].observe(timings.prefill_s)
+            self._phases["decode"].observe(timings.decode_s)
             self._prompt_tokens.observe(chunk.finish.usage.num_prompt_tokens)
             self._output_tokens.observe(chunk.finish.usage.num_completion_tokens)
         return before
