@@ -10,7 +10,8 @@ from ottserve.kernels.slots import Slots
 
 def write_tail(slots: Slots, keys: Tensor, values: Tensor, slot_ids: Tensor, positions: Tensor) -> None:
     """See `ottserve.kernels.write_tail.write_tail`."""
-    ring = positions % slots.tail_k.shape[2]
+    slot_ids = slot_ids.long()
+    ring = (positions % slots.tail_k.shape[2]).long()
     slots.tail_k[slot_ids, :, ring] = _narrow(keys, slots.tail_k.dtype)
     slots.tail_v[slot_ids, :, ring] = _narrow(values, slots.tail_v.dtype)
 
