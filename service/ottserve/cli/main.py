@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ottserve.cli import ask, chat, evaluate, info, serve, tokens
+from ottserve.cli import ask, chat, evaluate, info, metrics, serve, tokens
 
 app = typer.Typer(
     name="ottserve",
@@ -20,3 +20,4 @@ app.command("chat")(chat.chat)
 app.command("info")(info.info)
 app.command("tokenize")(tokens.tokenize)
 app.command("evaluate")(evaluate.evaluate)
+app.command("metrics")(metrics.metrics)
