@@ -139,6 +139,13 @@ def test_shorter_than_the_window_equals_plain_attention(make_cache: Any, kit: An
     kit.assert_close(decode(cache, q, 1), plain, "fp32 against float64")
 
 
+def test_queries_of_any_strides(make_cache: Any, kit: Any) -> None:
+    """A model's attention hands heads over first."""
+    cache = filled(make_cache, kit, LAYOUTS["2/2"], [G + R, G + R])
+    q = torch.randn(6, 2, 64).transpose(0, 1)
+    assert torch.equal(decode(cache, q, 1, 2), decode(cache, q.contiguous(), 1, 2))
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, "fp16 output"), (torch.bfloat16, "bf16 output")])
 def test_output_has_the_dtype_of_the_query(make_cache: Any, kit: Any, dtype: torch.dtype, tolerance: str) -> None:
     cache = filled(make_cache, kit, LAYOUTS["2/2"], [3 * G + R])

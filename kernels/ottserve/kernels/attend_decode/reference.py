@@ -60,7 +60,7 @@ def _attend_group(queries: Tensor, pages: Tensor, slots: Slots, layout: PageLayo
         dequantize_keys_into(keys[:, :, :num_sealed].view(sealed_shape), blocks, layout)
         dequantize_values_into(values[:, :, :num_sealed].view(sealed_shape), blocks, layout)
         dead = torch.cat([_dead_sealed(blocks, layout, group, has_outliers=num_rows > 0), dead], 2)
-    scores = torch.bmm(queries.view(n * J, H // J, D), keys.view(n * J, T, D).mT)
+    scores = torch.bmm(queries.reshape(n * J, H // J, D), keys.view(n * J, T, D).mT)
     weights = scores.masked_fill_(dead.view(n * J, 1, T), -torch.inf).softmax(-1)
     return torch.bmm(weights, values.flatten(0, 1)).view(n, H, D)
 
