@@ -51,6 +51,7 @@ class CacheSettings(Section):
     fit_rounds: int = Field(0, ge=0, le=32, description="Least-squares rounds of the quantiser; 0 is min/max.")
     memory_bytes: int | None = Field(None, ge=1, description="Memory of pages and slots; default: see docs.")
     num_pages: int | None = Field(None, ge=2, description="Pages, instead of what memory_bytes gives.")
+    prefix_cache: bool = Field(True, description="Keep sealed pages, so that equal beginnings are computed once.")
 
 
 class SchedulerSettings(Section):
@@ -63,6 +64,12 @@ class SchedulerSettings(Section):
     aligned_chunks: bool = Field(
         False, description="Cut prompts at seal points, so that any way of computing them gives the same codes."
     )
+
+
+class GraphSettings(Section):
+    """Decode steps captured once as CUDA graphs and replayed, so that the GPU never waits for Python."""
+
+    enabled: bool | None = Field(None, description="Capture decode steps; default: on a GPU yes, on a CPU no.")
 
 
 class OutputSettings(Section):
@@ -85,6 +92,7 @@ class EngineSettings(Section):
     model: ModelSettings = ModelSettings()  # type: ignore[call-arg]
     cache: CacheSettings = CacheSettings()  # type: ignore[call-arg]
     scheduler: SchedulerSettings = SchedulerSettings()  # type: ignore[call-arg]
+    graphs: GraphSettings = GraphSettings()  # type: ignore[call-arg]
     output: OutputSettings = OutputSettings()  # type: ignore[call-arg]
     metrics: MetricsSettings = MetricsSettings()  # type: ignore[call-arg]
     seed: int = Field(0, ge=0, description="Seeds random weights; a request's own seed is drawn by the gateway.")

@@ -1,4 +1,4 @@
-"""Runs the model over one step. No branch on data, no copy between host and device."""
+"""Runs the model over one step: eagerly, or by replaying a captured graph. No branch on data, no copy to the host."""
 
 from __future__ import annotations
 
@@ -6,26 +6,47 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ottserve.workers.engine.graphs import DecodeGraphs
 from ottserve.workers.kv.open_step import OpenStep
 from ottserve.workers.kv.step import StepTensors
 from ottserve.workers.kv.store import KVStore
 
 
 class Runner:
-    """A model over a cache."""
+    """A model over a cache.
+
+    Attributes:
+        num_replays: steps that replayed a captured graph.
+    """
 
     def __init__(self, model: PreTrainedModel, store: KVStore) -> None:
+        self.num_replays = 0
         self._model = model
         self._store = store
+        self._graphs: DecodeGraphs | None = None
+
+    @torch.inference_mode()
+    def capture(self, max_rows: int, max_pages: int) -> None:
+        """Capture decode steps of up to `max_rows` sequences of up to `max_pages` pages each. Needs a CUDA device."""
+        self._graphs = DecodeGraphs(self._forward_padding, max_rows, max_pages, self._store.device)
 
     @torch.inference_mode()
     def run(self, step: StepTensors) -> Tensor:
         """Compute a step and store its keys and values.
 
         Returns:
-            Logits `[S, V]` of the rows that choose a token, in the model's dtype.
+            Logits `[S, V]` of the rows that choose a token, in the model's dtype; valid until the next step.
         """
         kv = OpenStep(self._store, step)
+        if self._graphs is not None and self._graphs.takes(step):
+            logits = self._graphs.replay(step)
+            self.num_replays += 1
+        else:
+            logits = self._forward(step, kv)
+        kv.close()
+        return logits
+
+    def _forward(self, step: StepTensors, kv: OpenStep) -> Tensor:
         output = self._model(
             input_ids=step.token_ids,
             position_ids=step.position_ids,
@@ -33,6 +54,8 @@ class Runner:
             logits_to_keep=step.sampled_rows,
             kv=kv,
         )
-        kv.close()
         logits: Tensor = output.logits[0]
         return logits
+
+    def _forward_padding(self, step: StepTensors) -> Tensor:
+        return self._forward(step, OpenStep(self._store, step))
