@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -62,7 +62,7 @@ def explain(error: ClientError, target: str) -> str:
             return f"{error.code.name}: {error.message}"
 
 
-def fail(message: str) -> None:
+def fail(message: str) -> NoReturn:
     """Say why on standard error and end with status 1."""
     print(f"error: {message}", file=sys.stderr)
     raise typer.Exit(1)
