@@ -33,7 +33,15 @@ def load_engine(settings: EngineSettings, progress: Progress) -> Engine:
     Raises:
         ValueError: a setting is impossible, contradicts another, or the model can't be served; names both values.
     """
-    model = load_model(settings.model, progress)
+    return make_engine(settings, load_model(settings.model, progress), progress)
+
+
+def make_engine(settings: EngineSettings, model: LoadedModel, progress: Progress) -> Engine:
+    """Allocate the cache over a loaded model and put an engine on top; `settings.model` is not read.
+
+    Raises:
+        ValueError: as `load_engine`, but for the model.
+    """
     store = make_store(settings, model)
     spec = store.spec
     progress(
