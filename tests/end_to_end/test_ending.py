@@ -35,6 +35,6 @@ def test_running_streams_finish_then_nothing_is_left(start_service: Callable[...
 
 
 def _read(client: oc.Client, answer: list[oc.Chunk]) -> None:
-    options = oc.Options(temperature=1.0, seed=3, max_new_tokens=30)
+    options = oc.Options(temperature=1.0, seed=3, max_new_tokens=16)
     for chunk in client.stream("Once upon a time, there was", options):
         answer.append(chunk)  # one by one, since the test waits for the first

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ottserve.cli.connect import fail
+from ottserve.cli.tables import print_table
 
 if TYPE_CHECKING:
     from ottserve.evaluation.quality import Evaluation
@@ -72,17 +73,8 @@ def _with_progress(model: LoadedModel, wanted: Evaluation) -> list[Outcome]:
 
 
 def _show(outcomes: list[Outcome], out: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from ottserve.evaluation import report
 
-    console = Console(highlight=False)
     for title, found in report.by_text(outcomes):
-        table = Table(title=title, title_justify="left")
-        for column in report.COLUMNS:
-            table.add_column(column, justify="left" if column == "policy" else "right")
-        for outcome in found:
-            table.add_row(*report.row(outcome))
-        console.print(table)
+        print_table(title, report.COLUMNS, [report.row(outcome) for outcome in found])
     typer.echo(f"written to {out}")

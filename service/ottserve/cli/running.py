@@ -29,6 +29,7 @@ SERVE_LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 LOCAL_RAY_ENVIRONMENT = {
     **RAY_ENVIRONMENT,
     "RAY_AUTH_MODE": "disabled",  # on the loopback address, for this process alone
+    "RAY_worker_niceness": "0",  # the replica is what this machine is for
     "TQDM_DISABLE": "1",  # bars of libraries are no log lines
     "RAY_SERVE_SLOW_STARTUP_WARNING_S": "300",  # a large model takes its time
 }
@@ -159,12 +160,19 @@ def _drain() -> None:
 
     It would wait for ever if Ray were gone, as it is when somebody signals the whole process group.
     """
-    from ray import serve
-
-    deletion = threading.Thread(target=serve.delete, args=(APPLICATION,), daemon=True)
+    deletion = threading.Thread(target=_delete, daemon=True)
     deletion.start()
     while deletion.is_alive() and not _ray_has_ended():
         deletion.join(POLL_S)
+
+
+def _delete() -> None:
+    """Serve's own waiting would give up after a minute, whatever the grace time is."""
+    from ray import serve
+
+    serve.delete(APPLICATION, _blocking=False)
+    while APPLICATION in serve.status().applications:
+        time.sleep(POLL_S)
 
 
 def _wait_for_end_of_ray() -> None:
