@@ -42,4 +42,8 @@ def attend_decode(
     Returns:
         `[N, H, D]` in q's dtype; a row of length 0 gives zeros.
     """
+    if q.is_cuda:
+        from ottserve.kernels.attend_decode import triton  # noqa: PLC0415 - Triton is installed only where a GPU is
+
+        return triton.attend_decode(q, pages, slots, layout, page_table, num_pages, slot_ids, lengths, scale)
     return reference.attend_decode(q, pages, slots, layout, page_table, num_pages, slot_ids, lengths, scale, plan)

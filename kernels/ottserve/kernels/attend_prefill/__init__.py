@@ -41,6 +41,12 @@ def attend_prefill(
     Returns:
         `[T, H, D]` in q's dtype; zeros for tokens before starts[0] and from starts[N] on.
     """
+    if q.is_cuda:
+        from ottserve.kernels.attend_prefill import triton  # noqa: PLC0415 - Triton is installed only where a GPU is
+
+        return triton.attend_prefill(
+            q, k, v, starts, pages, slots, layout, page_table, num_pages, slot_ids, lengths, scale
+        )
     return reference.attend_prefill(
         q, k, v, starts, pages, slots, layout, page_table, num_pages, slot_ids, lengths, scale
     )

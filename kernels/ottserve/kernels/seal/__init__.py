@@ -45,4 +45,9 @@ def seal(
 
     Source: Outlier Tokens Tracing, ACL 2025, long.631.
     """
+    if pages.is_cuda:
+        from ottserve.kernels.seal import triton  # noqa: PLC0415 - Triton is installed only where a GPU is
+
+        triton.seal(pages, slots, layout, slot_ids, page_ids, first_positions, pool_sizes, keep, fit_rounds)
+        return
     reference.seal(pages, slots, layout, slot_ids, page_ids, first_positions, pool_sizes, keep, fit_rounds)

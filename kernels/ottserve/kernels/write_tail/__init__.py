@@ -20,4 +20,9 @@ def write_tail(slots: Slots, keys: Tensor, values: Tensor, slot_ids: Tensor, pos
         slot_ids: int32 `[T]`.
         positions: int32 `[T]`, of each token in its sequence; position p goes to ring index p % C.
     """
+    if keys.is_cuda:
+        from ottserve.kernels.write_tail import triton  # noqa: PLC0415 - Triton is installed only where a GPU is
+
+        triton.write_tail(slots, keys, values, slot_ids, positions)
+        return
     reference.write_tail(slots, keys, values, slot_ids, positions)

@@ -21,4 +21,4 @@ def _narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.dtype == dtype:
         return x
     limit = torch.finfo(dtype).max
-    return x.clamp(-limit, limit).to(dtype)
+    return x.float().clamp(-limit, limit).to(dtype)

@@ -1,0 +1,13 @@
+"""Kernels on a real GPU: `pytest -m gpu tests/gpu`, apart from the interpreter's tests, which decorate them otherwise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
+
+
+@pytest.fixture
+def device() -> str:
+    return "cuda"

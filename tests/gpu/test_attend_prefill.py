@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ottserve.kernels.attend_prefill import triton
+from ottserve.kernels.layout import PageLayout
+from tests.gpu import oracle
+from tests.kernels.triton.cache_state import make_state, relative_error
+
+pytestmark = pytest.mark.gpu
+
+HALF, BRAIN = torch.float16, torch.bfloat16
+
+
+def both(layout, lengths, chunks, device, gqa=4):
+    state = make_state(layout, lengths, places=35, num_outliers=35, device=device)
+    heads, D, num_tokens = state.pages.shape[1], layout.head_size, sum(chunks)
+    starts = [0, *torch.tensor(chunks).cumsum(0).tolist()]
+    drawn = torch.randn(num_tokens + 2, heads * (gqa + 2), D, device=device).to(layout.exact_dtype)
+    q, k, v = drawn.split([heads * gqa, heads, heads], 1)
+    args = (state.pages, state.slots, layout, state.page_table, state.num_pages, state.slot_ids, state.lengths)
+    bounds = torch.tensor(starts, dtype=torch.int32, device=device)
+    out = triton.attend_prefill(q, k, v, bounds, *args, D**-0.5)
+    return out, oracle.attend_prefill(q, k, v, starts, state, layout)
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=str)
+@pytest.mark.parametrize("bits", [(1, 1), (2, 2), (4, 2), (8, 8), (16, 16), (16, 2)], ids=str)
+def test_every_policy_equals_float64(bits, dtype, device) -> None:
+    out, expected = both(PageLayout(128, 128, *bits, 1, dtype), [1000, 0], [33, 150], device)
+    assert relative_error(out, expected) < 2e-3
+
+
+@pytest.mark.parametrize("head_size", [64, 80, 96, 256])
+def test_head_sizes(head_size, device) -> None:
+    out, expected = both(PageLayout(128, head_size, 2, 2), [500], [70], device)
+    assert relative_error(out, expected) < 2e-3
+
+
+@pytest.mark.parametrize("gqa", [1, 3, 8, 16])
+def test_query_heads_of_a_kv_head(gqa, device) -> None:
+    out, expected = both(PageLayout(128, 64, 2, 2, 2), [500, 40, 0], [70, 0, 1], device, gqa)
+    assert relative_error(out, expected) < 2e-3
+
+
+def test_a_long_history(device) -> None:
+    out, expected = both(PageLayout(128, 128, 2, 2), [50_000], [100], device)
+    assert relative_error(out, expected) < 2e-3

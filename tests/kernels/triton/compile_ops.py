@@ -1,0 +1,89 @@
+"""Compiles what the ops launch for one policy, for sm_90, on a machine without a GPU; run as a program by the tests.
+
+Every launch is caught where it would start and compiled instead, so signatures and launch configurations are the
+real ones. Prints one JSON object a kernel: its name and its stack bytes a thread (spilled registers).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from ottserve.kernels.attend_decode import triton as decode
+from ottserve.kernels.attend_prefill import triton as prefill
+from ottserve.kernels.layout import PageLayout
+from ottserve.kernels.seal import triton as seal
+from ottserve.kernels.write_tail import triton as write_tail
+from tests.kernels.triton.cache_state import make_state
+
+NAMES = {
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.int16: "*i16",
+    torch.int32: "*i32",
+    torch.bool: "*i1",
+}
+
+
+def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    """Stands in for `JITFunction.run`."""
+    values = dict(zip(kernel.arg_names, args, strict=False))
+    values |= {name: named.pop(name) for name in kernel.arg_names if name in named}
+    constant = {param.name for param in kernel.params if param.is_constexpr}
+    signature = {name: "constexpr" if name in constant else type_of(value) for name, value in values.items()}
+    order = list(values)
+    aligned = [name for name in order if signature[name].startswith("*")]
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(order.index(name),): values[name] for name in constant},
+        attrs={(order.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=named)
+    print(json.dumps({"kernel": kernel.__name__, "stack": stack_bytes(compiled.asm["cubin"])}))
+
+
+def type_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return NAMES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def stack_bytes(cubin: bytes) -> int:
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return max(int(number) for number in re.findall(r"STACK:(\d+)", report))
+
+
+def launch_everything(layout: PageLayout) -> None:
+    state = make_state(layout, [300], heads=2, places=35)
+    dtype = layout.exact_dtype
+    q, k = torch.zeros(1, 8, layout.head_size, dtype=dtype), torch.zeros(1, 2, layout.head_size, dtype=dtype)
+    args = (state.pages, state.slots, layout, state.page_table, state.num_pages, state.slot_ids, state.lengths, 0.1)
+    decode.attend_decode(q, *args)
+    prefill.attend_prefill(q, k, k, torch.tensor([0, 1]).int(), *args)
+    write_tail.write_tail(state.slots, k, k, state.slot_ids, state.lengths)
+    one = torch.ones(1, dtype=torch.int32)
+    for fit_rounds in (0, 8):
+        seal.seal(state.pages, state.slots, layout, one, one, one, one, "smallest", fit_rounds)
+
+
+if __name__ == "__main__":
+    triton.JITFunction.run = compile_instead
+    head_size, k_bits, v_bits, k_subgroups = map(int, sys.argv[1:5])
+    exact = {"fp16": torch.float16, "bf16": torch.bfloat16}[sys.argv[5]]
+    launch_everything(PageLayout(128, head_size, k_bits, v_bits, k_subgroups, exact))

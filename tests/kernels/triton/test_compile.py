@@ -1,0 +1,43 @@
+"""Every kernel compiles for sm_90 under every policy, ahead of time and without a GPU, and keeps to its registers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+KERNELS = ["attend_split_kernel", "merge_splits_kernel", "attend_history_kernel", "write_tail_kernel", "seal_kernel"]
+
+POLICIES = [
+    pytest.param(128, 2, 2, 1, "fp16", id="2-bit"),
+    pytest.param(128, 2, 2, 1, "bf16", id="2-bit-bf16"),
+    pytest.param(128, 2, 2, 4, "bf16", id="2-bit-subgroups"),
+    pytest.param(128, 1, 1, 1, "fp16", id="1-bit"),
+    pytest.param(128, 4, 2, 1, "bf16", id="keys-4-bit"),
+    pytest.param(128, 4, 4, 1, "fp16", id="4-bit"),
+    pytest.param(128, 8, 8, 1, "fp16", id="8-bit"),
+    pytest.param(128, 16, 2, 1, "bf16", id="keys-exact"),
+    pytest.param(128, 2, 16, 1, "fp16", id="values-exact"),
+    pytest.param(128, 16, 16, 1, "fp16", id="fp16"),
+    pytest.param(128, 16, 16, 1, "bf16", id="bf16"),
+    pytest.param(64, 2, 2, 1, "fp16", id="head-size-64"),
+    pytest.param(80, 2, 2, 1, "fp16", id="head-size-80"),
+    pytest.param(96, 2, 2, 1, "fp16", id="head-size-96"),
+    pytest.param(256, 2, 2, 1, "bf16", id="head-size-256"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", [pytest.param(param.values, id=param.id) for param in POLICIES])
+def test_compiles_for_sm_90(policy) -> None:
+    arguments = [sys.executable, "-m", "tests.kernels.triton.compile_ops", *map(str, policy)]
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    compiled = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {entry["kernel"] for entry in compiled} == set(KERNELS)
+    stacks = {entry["kernel"]: entry["stack"] for entry in compiled}
+    assert stacks["attend_split_kernel"] == 0, "decode attention spills registers"
