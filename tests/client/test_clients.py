@@ -120,7 +120,7 @@ def test_what_came_before_a_break_is_delivered(connect: Call, gateway: Any) -> N
     gateway.break_with = (CODE.UNAVAILABLE, [])
     stream = connect().stream("Hi")
     assert next(stream).text == "Hel"
-    with pytest.raises(oc.Unavailable):
+    with pytest.raises(oc.StreamBroken):
         next(stream)
 
 

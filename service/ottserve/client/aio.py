@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ottserve.client import messages
 from ottserve.client.connection import CHANNEL_OPTIONS, DEFAULT_TARGET, SERVICE, Tls, call_metadata
-from ottserve.client.errors import NotFound, from_rpc_error
+from ottserve.client.errors import NotFound, from_broken_stream, from_rpc_error
 from ottserve.client.retry import RetryPolicy
 from ottserve.client.types import Answer, Chat, Chunk, ModelInfo, Options, Prompt, ReplicaLoad, ServerInfo, Tokens
 from ottserve.v1 import generation_pb2 as pb
@@ -68,7 +68,7 @@ class AsyncClient:
             async for response in call:
                 yield messages.read_chunk(response)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+            raise from_broken_stream(error) from error
         finally:
             call.cancel()
 

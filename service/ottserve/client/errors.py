@@ -68,7 +68,7 @@ class Unavailable(ClientError):
 
 
 class StreamBroken(ClientError):
-    """The replica was lost after the first token; another try may give another answer."""
+    """The replica or the connection was lost after the first token; another try may give another answer."""
 
 
 class DeadlineExceeded(ClientError):
@@ -104,6 +104,14 @@ def from_rpc_error(error: grpc.RpcError) -> ClientError:
     if details.reason == STREAM_BROKEN:
         kind = StreamBroken
     return kind(error.details() or "", error.code(), details.fields, details.retry_after_s)
+
+
+def from_broken_stream(error: grpc.RpcError) -> ClientError:
+    """The typed error of a stream that failed after its first message: a lost connection is no longer safe to retry."""
+    typed = from_rpc_error(error)
+    if isinstance(typed, Unavailable):
+        return StreamBroken(typed.message, typed.code)
+    return typed
 
 
 @dataclass(slots=True)
