@@ -1,0 +1,60 @@
+{{/* Bytes of a quantity that ends in Mi, Gi or Ti; the schema permits no other. */}}
+{{- define "ottserve.bytes" -}}
+{{- $mebi := 1048576 -}}
+{{- $number := regexFind "^[0-9]+" . | int64 -}}
+{{- if hasSuffix "Ti" . -}}{{- mul $number $mebi $mebi -}}
+{{- else if hasSuffix "Gi" . -}}{{- mul $number 1024 $mebi -}}
+{{- else -}}{{- mul $number $mebi -}}{{- end -}}
+{{- end -}}
+
+{{/* Memory of /dev/shm, twice Ray's object store of 128 MiB. */}}
+{{- define "ottserve.sharedMemory" -}}256Mi{{- end -}}
+{{- define "ottserve.objectStoreBytes" -}}134217728{{- end -}}
+
+{{/* Seconds that a gateway and then its replicas may take to finish what runs. */}}
+{{- define "ottserve.drainSeconds" -}}
+{{- $drain := .Values.settings.gateway.drain -}}
+{{- $sum := addf $drain.probe_period_s $drain.grace_s .Values.settings.deployment.grace_s -}}
+{{- ceil $sum | int -}}
+{{- end -}}
+
+{{- define "ottserve.graceSeconds" -}}
+{{- add .Values.lifecycle.preStopSeconds (include "ottserve.drainSeconds" .) .Values.lifecycle.marginSeconds 1 -}}
+{{- end -}}
+
+{{/* Refuse values that contradict each other, naming both. */}}
+{{- define "ottserve.check" -}}
+{{- $settings := .Values.settings -}}
+{{- $ports := list $settings.gateway.port $settings.gateway.metrics.port $settings.metrics.port -}}
+{{- if ne (len (uniq $ports)) 3 -}}
+{{- fail (printf "settings.gateway.port=%v, settings.gateway.metrics.port=%v, settings.metrics.port=%v: three servers need three ports" (index $ports 0) (index $ports 1) (index $ports 2)) -}}
+{{- end -}}
+{{- if and (eq .Values.mode "pod") (gt (int $settings.deployment.num_replicas) 1) -}}
+{{- fail (printf "mode=pod, settings.deployment.num_replicas=%v: a pod is one replica; take mode=rayservice for more" $settings.deployment.num_replicas) -}}
+{{- end -}}
+{{- if and (eq $settings.model.device "cuda") (eq (int .Values.replica.gpus) 0) -}}
+{{- fail "settings.model.device=cuda, replica.gpus=0: a replica needs a GPU" -}}
+{{- end -}}
+{{- if and (eq $settings.model.device "cpu") (gt (int .Values.replica.gpus) 0) -}}
+{{- fail (printf "settings.model.device=cpu, replica.gpus=%v: nobody would use the GPU" .Values.replica.gpus) -}}
+{{- end -}}
+{{- $cores := default .Values.replica.cpus $settings.deployment.num_cpus -}}
+{{- if gt (float64 $cores) (float64 .Values.replica.cpus) -}}
+{{- fail (printf "settings.deployment.num_cpus=%v, replica.cpus=%v: a replica would never be placed" $cores .Values.replica.cpus) -}}
+{{- end -}}
+{{- $gpus := default .Values.replica.gpus $settings.deployment.num_gpus -}}
+{{- if gt (float64 $gpus) (float64 .Values.replica.gpus) -}}
+{{- fail (printf "settings.deployment.num_gpus=%v, replica.gpus=%v: a replica would never be placed" $gpus .Values.replica.gpus) -}}
+{{- end -}}
+{{- include "ottserve.checkMemory" . -}}
+{{- end -}}
+
+{{/* On a CPU the cache lies in the pod's memory, 2 GiB unless the settings say otherwise; 1 GiB is the program's. */}}
+{{- define "ottserve.checkMemory" -}}
+{{- $cache := dig "cache" "memory_bytes" 2147483648 .Values.settings | int64 -}}
+{{- if gt (int .Values.replica.gpus) 0 -}}{{- $cache = 0 -}}{{- end -}}
+{{- $needed := add $cache (include "ottserve.bytes" (include "ottserve.sharedMemory" .)) 1073741824 -}}
+{{- if lt (include "ottserve.bytes" .Values.replica.memory | int64) $needed -}}
+{{- fail (printf "replica.memory=%s: the cache (%v bytes), /dev/shm and the program need %v bytes" .Values.replica.memory $cache $needed) -}}
+{{- end -}}
+{{- end -}}

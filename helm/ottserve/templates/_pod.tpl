@@ -1,0 +1,132 @@
+{{/* Parts that every pod has, whatever it does. Each takes a dict: root, component and what else it names. */}}
+
+{{- define "ottserve.podMetadata" -}}
+labels:
+  {{- include "ottserve.selector" .root | nindent 2 }}
+  app.kubernetes.io/component: {{ .component }}
+  {{- with .root.Values.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+annotations:
+  checksum/settings: {{ include "ottserve.settings" .root | sha256sum }}
+  {{- with .root.Values.podAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{/* placement: a values section with nodeSelector, tolerations and affinity. */}}
+{{- define "ottserve.podSpec" -}}
+serviceAccountName: {{ include "ottserve.serviceAccountName" .root }}
+automountServiceAccountToken: false
+# A Service called ottserve would put OTTSERVE_PORT and the like among the settings.
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ include "ottserve.graceSeconds" .root }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: {{ .root.Values.runAsUser }}
+  runAsGroup: {{ .root.Values.runAsUser }}
+  fsGroup: {{ .root.Values.runAsUser }}
+  seccompProfile:
+    type: RuntimeDefault
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .placement.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .placement.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .placement.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "ottserve.container" -}}
+image: {{ include "ottserve.image" .root }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+securityContext:
+  {{- include "ottserve.containerSecurity" . | nindent 2 }}
+env:
+  {{- include "ottserve.env" .root | nindent 2 }}
+volumeMounts:
+  - name: tmp
+    mountPath: /tmp
+  - name: shared-memory
+    mountPath: /dev/shm
+  - name: settings
+    mountPath: /etc/ottserve
+    readOnly: true
+  {{- if .root.Values.modelVolume.existingClaim }}
+  - name: model
+    mountPath: {{ .root.Values.modelVolume.mountPath }}
+    readOnly: true
+  {{- end }}
+  {{- range .root.Values.secretMounts }}
+  - name: secret-{{ .name }}
+    mountPath: {{ .mountPath }}
+    readOnly: true
+  {{- end }}
+{{- end -}}
+
+{{- define "ottserve.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{/* What Serve must find in every process, then what the operator adds. */}}
+{{- define "ottserve.env" -}}
+- name: RAY_SERVE_USE_GRPC_BY_DEFAULT
+  value: "1"
+- name: RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP
+  value: "0"
+- name: RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH
+  value: "67108864"
+- name: RAY_USAGE_STATS_ENABLED
+  value: "0"
+{{- with .Values.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "ottserve.volumes" -}}
+- name: tmp
+  emptyDir: {}
+- name: shared-memory
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ include "ottserve.sharedMemory" .root }}
+- name: settings
+  configMap:
+    name: {{ include "ottserve.fullname" .root }}
+{{- if .root.Values.modelVolume.existingClaim }}
+- name: model
+  persistentVolumeClaim:
+    claimName: {{ .root.Values.modelVolume.existingClaim }}
+    readOnly: true
+{{- end }}
+{{- range .root.Values.secretMounts }}
+- name: secret-{{ .name }}
+  secret:
+    secretName: {{ .name }}
+{{- end }}
+{{- end -}}
+
+{{/* Equal requests and limits. size: cpus, memory and perhaps gpus. */}}
+{{- define "ottserve.resources" -}}
+{{- $amounts := dict "cpu" (toString .size.cpus) "memory" .size.memory -}}
+{{- if gt (int .size.gpus) 0 -}}{{- $_ := set $amounts "nvidia.com/gpu" (toString .size.gpus) -}}{{- end -}}
+requests:
+  {{- toYaml $amounts | nindent 2 }}
+limits:
+  {{- toYaml $amounts | nindent 2 }}
+{{- end -}}

@@ -1,0 +1,11 @@
+{{/* The settings as `ottserve serve` reads them: what a replica gets of its pod is filled in where nobody says it. */}}
+{{- define "ottserve.settings" -}}
+{{- $settings := deepCopy .Values.settings -}}
+{{- $share := dict "num_cpus" .Values.replica.cpus "num_gpus" .Values.replica.gpus -}}
+{{- $_ := set $settings "deployment" (merge $settings.deployment $share) -}}
+{{- if eq .Values.mode "rayservice" -}}
+{{- /* Replicas have a host each; the application is told their port, which settings of one host could not give. */ -}}
+{{- $_ := set $settings.metrics "port" 0 -}}
+{{- end -}}
+{{- toYaml $settings -}}
+{{- end -}}
