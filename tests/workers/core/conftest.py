@@ -10,6 +10,7 @@ from ottserve.workers.api import GenerationTask, SamplingParams, StopParams
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.core.ledger import Ledger
 from ottserve.workers.core.limits import Limits
+from ottserve.workers.core.prefix import PrefixCache
 from ottserve.workers.core.scheduler import Scheduler
 
 EOS = 0
@@ -38,13 +39,23 @@ def spec() -> KVSpec:
 
 @pytest.fixture
 def task() -> Callable[..., GenerationTask]:
-    """A task by the lengths of its prompt and of its answer."""
+    """A task by the lengths of its prompt and of its answer. It shares no prefix unless it is given a salt."""
 
     def make(
-        request_id: str, num_prompt: int = 5, num_new: int = 3, deadline_at: float | None = None
-    ) -> GenerationTask:
-        stops = StopParams(max_new_tokens=num_new)
-        return GenerationTask(request_id, (OTHER,) * num_prompt, SamplingParams(), stops, 99.0, deadline_at)
+        request_id: str, num_prompt: int = 5, num_new: int = 3, deadline_at: float | None = None, *,
+        salt: str | None = None, n: int = 1, priority: int = 0,
+    ) -> GenerationTask:  # fmt: skip
+        return GenerationTask(
+            request_id,
+            (OTHER,) * num_prompt,
+            SamplingParams(),
+            StopParams(max_new_tokens=num_new),
+            99.0,
+            deadline_at,
+            priority=priority,
+            cache_salt=request_id if salt is None else salt,
+            n=n,
+        )
 
     return make
 
@@ -67,6 +78,7 @@ def make_scheduler(spec: KVSpec, ledger: Ledger, clock: Clock) -> Callable[..., 
         aligned_chunks: bool = False,
     ) -> Scheduler:
         limits = Limits(max_tokens_per_step, max_waiting, max_waiting_tokens, context_length, aligned_chunks)
-        return Scheduler(spec, ledger, limits, {EOS, 1}, clock)
+        prefix = PrefixCache(ledger, spec.group, spec.fingerprint)
+        return Scheduler(spec, ledger, prefix, limits, {EOS, 1}, clock)
 
     return make

@@ -28,7 +28,7 @@ def test_a_task_that_can_never_fit_is_refused_with_field_value_and_limit(
 ) -> None:
     limits = Limits(16, 8, 100, context_length=40)
     with pytest.raises(InvalidField) as refusal:
-        limits.refuse_impossible(task("a", num_prompt, num_new), spec, max_pages=8)
+        limits.refuse_impossible(task("a", num_prompt, num_new), spec, max_pages=8, max_slots=3)
     assert refusal.value.field == field
     assert value in refusal.value.value
     assert limit in refusal.value.limit
@@ -39,7 +39,9 @@ def test_a_task_that_fills_the_context_is_taken(
     task: Callable[..., GenerationTask], spec: KVSpec, num_prompt: int, num_new: int
 ) -> None:
     """39 stored tokens fill 9 pages; the last one sampled is never stored."""
-    Limits(16, 8, 100, context_length=40).refuse_impossible(task("a", num_prompt, num_new), spec, max_pages=9)
+    Limits(16, 8, 100, context_length=40).refuse_impossible(
+        task("a", num_prompt, num_new), spec, max_pages=9, max_slots=3
+    )
 
 
 @pytest.mark.parametrize(("max_running", "aligned_chunks", "enough"), [(8, False, 8), (8, True, 13)])

@@ -1,6 +1,9 @@
-"""Whatever callers do in whatever order: no page is held by two, every request ends once, everything comes back."""
+"""Whatever callers do in whatever order: who computes finds stored what was stored, every request ends once, and
+everything comes back."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,166 +21,271 @@ from ottserve.workers.api import (
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.core.ledger import Ledger
 from ottserve.workers.core.limits import Limits
-from ottserve.workers.core.plan import SequenceStep, StepPlan
+from ottserve.workers.core.moves import (
+    BeginFromSnapshot,
+    CopySlot,
+    Move,
+    RestoreSequence,
+    SaveSequence,
+    TakeSnapshot,
+)
+from ottserve.workers.core.plan import SampleKey, SequenceStep, StepPlan
+from ottserve.workers.core.prefix import PrefixCache
 from ottserve.workers.core.scheduler import Scheduler
 from ottserve.workers.core.sequence import Sequence
 
 EOS = 0
 SPEC = KVSpec("ott", num_layers=2, num_kv_heads=1, head_size=8, group=4, window=2)
-NUM_PAGES, NUM_SLOTS = 13, 4
+NUM_PAGES, NUM_SLOTS = 10, 6
 CONTEXT, MAX_WAITING, MAX_WAITING_TOKENS = 50, 6, 60
 request_ids = st.sampled_from("abcdefghij")
 tokens = st.lists(st.integers(EOS, 9), min_size=NUM_SLOTS, max_size=NUM_SLOTS)
 
 
+class FakeStore:
+    """A cache that remembers which tokens were stored instead of their keys and values."""
+
+    def __init__(self, certain_share: float) -> None:
+        self.pages: dict[int, tuple[int, ...]] = {}
+        self.slots: dict[int, tuple[tuple[int, ...], int]] = {}
+        self.certain_share = certain_share
+
+    def carry_out(self, moves: Iterable[Move]) -> None:
+        for move in moves:
+            match move:
+                case TakeSnapshot(slot_id, snapshot):
+                    snapshot.tensors = self.slots[slot_id][0]
+                    snapshot.num_certain_pages = int(snapshot.num_pages * self.certain_share)
+                case BeginFromSnapshot(slot_id, num_pages, snapshot):
+                    assert snapshot.restores(num_pages)
+                    self.slots[slot_id] = snapshot.tensors[: num_pages * 4], num_pages
+                case SaveSequence(slot_id, page_ids, saved):
+                    saved.tensors = self.slots.pop(slot_id), [self.pages[page_id] for page_id in page_ids]
+                case RestoreSequence(slot_id, page_ids, num_present, saved):
+                    self.slots[slot_id], pages = saved.tensors
+                    assert [self.pages[page_id] for page_id in page_ids[:num_present]] == pages[:num_present]
+                    self.pages |= dict(zip(page_ids[num_present:], pages[num_present:], strict=True))
+                case CopySlot(from_slot_id, to_slot_id):
+                    self.slots[to_slot_id] = self.slots[from_slot_id]
+
+    def run(self, plan: StepPlan) -> None:
+        for part in plan.parts:
+            if part.start == 0:
+                self.slots[part.slot_id] = (), 0
+            stored, num_sealed = self.slots[part.slot_id]
+            assert (len(stored), num_sealed) == (part.start, part.num_sealed)
+            self.check_history(part, stored)
+            stored += part.token_ids
+            while len(stored) >= SPEC.seal_point(num_sealed):
+                num_sealed += 1
+                self.pages[part.page_ids[num_sealed - 1]] = stored[: num_sealed * 4]
+            assert len(part.page_ids) == num_sealed
+            self.slots[part.slot_id] = stored, num_sealed
+
+    def check_history(self, part: SequenceStep, stored: tuple[int, ...]) -> None:
+        for number, page_id in enumerate(part.page_ids[: part.num_sealed], start=1):
+            assert self.pages[page_id] == stored[: number * 4]
+
+
 class Requests(RuleBasedStateMachine):
     """Two schedulers that are told the same; the first is checked against a model, the second must agree with it."""
 
-    @initialize(aligned=st.booleans(), spare=st.integers(0, 20))
-    def start(self, aligned: bool, spare: int) -> None:
+    @initialize(aligned=st.booleans(), spare=st.integers(0, 20), certain=st.sampled_from([0.0, 0.5, 1.0]))
+    def start(self, aligned: bool, spare: int, certain: float) -> None:
         self.now = 100.0
         self.aligned = aligned
         self.budget = NUM_SLOTS - 2 + (SPEC.tail_capacity if aligned else 1) + spare
         limits = Limits(self.budget, MAX_WAITING, MAX_WAITING_TOKENS, CONTEXT, aligned)
+        self.store, self.twin_store = FakeStore(certain), FakeStore(certain)
         self.ledger, twin_ledger = (Ledger(NUM_PAGES, NUM_SLOTS) for _ in range(2))
         self.scheduler, self.twin = (
-            Scheduler(SPEC, ledger, limits, {EOS}, lambda: self.now) for ledger in (self.ledger, twin_ledger)
+            Scheduler(SPEC, ledger, PrefixCache(ledger, 4, ""), limits, {EOS}, lambda: self.now)
+            for ledger in (self.ledger, twin_ledger)
         )
-        self.live: dict[str, Sequence] = {}
-        self.pages_seen: dict[str, tuple[int, ...]] = {}
+        self.live: dict[str, GenerationTask] = {}
+        self.tokens: dict[SampleKey, list[int]] = {}
+        self.num_steps = self.let_in_at = 0
 
     @rule(
         request_id=request_ids,
-        num_prompt=st.integers(1, 30),
-        num_new=st.integers(1, 24),
+        family=st.integers(0, 1),
+        salt=st.sampled_from(["", "salt"]),
+        num_prompt=st.integers(1, 24),
+        num_new=st.integers(1, 30),
+        n=st.sampled_from([1, 1, 1, 2, 3, 6]),
+        priority=st.integers(-1, 1),
         patience=st.none() | st.integers(1, 20),
     )
-    def add(self, request_id: str, num_prompt: int, num_new: int, patience: int | None) -> None:
+    def add(
+        self, request_id: str, family: int, salt: str, num_prompt: int, num_new: int, n: int, priority: int,
+        patience: int | None,
+    ) -> None:  # fmt: skip
         deadline_at = None if patience is None else self.now + patience
-        prompt = tuple(range(10, 10 + num_prompt))
-        task = GenerationTask(request_id, prompt, SamplingParams(), StopParams(num_new), self.now, deadline_at)
+        prompt = tuple(range(10 + family, 10 + family + num_prompt))
+        task = GenerationTask(
+            request_id, prompt, SamplingParams(), StopParams(num_new), self.now, deadline_at,
+            priority=priority, cache_salt=salt, n=n,
+        )  # fmt: skip
         waiting = self.scheduler.num_waiting, self.scheduler.num_waiting_tokens
         try:
-            sequence = self.scheduler.add(task)
+            self.scheduler.add(task)
         except DuplicateRequest:
             assert request_id in self.live
         except InvalidField:
-            num_stored = num_prompt + num_new - 1
-            assert num_stored >= CONTEXT or SPEC.sealed_pages(num_stored) > NUM_PAGES - 1
+            assert n >= NUM_SLOTS or num_prompt + num_new > CONTEXT or self.pages_wanted(task) > NUM_PAGES - 1
         except QueueFull:
-            assert waiting[0] == MAX_WAITING or waiting[1] + num_prompt > MAX_WAITING_TOKENS
+            assert waiting[0] >= MAX_WAITING or waiting[1] + num_prompt > MAX_WAITING_TOKENS
         else:
             assert request_id not in self.live
-            self.live[request_id] = sequence
+            self.live[request_id] = task
+            self.tokens[SampleKey(request_id, 0)] = list(prompt)
             self.twin.add(task)
+
+    def pages_wanted(self, task: GenerationTask) -> int:
+        shared = max(0, (len(task.prompt_ids) - 2) // 4)
+        last = max(0, (len(task.prompt_ids) + task.stops.max_new_tokens - 3) // 4)
+        return shared + task.n * (last - shared)
 
     @rule(request_id=request_ids)
     def abort(self, request_id: str) -> None:
         ended = self.scheduler.abort(request_id)
-        assert (ended is not None) == (request_id in self.live)
-        assert (self.twin.abort(request_id) is not None) == (ended is not None)
-        if ended is not None:
-            self.retire(request_id, FinishReason.ABORTED)
+        assert bool(ended) == (request_id in self.live)
+        assert len(self.twin.abort(request_id)) == len(ended)
+        self.retire(ended, FinishReason.ABORTED)
 
     @rule(seconds=st.integers(0, 10))
     def wait(self, seconds: int) -> None:
         self.now += seconds
-        late = {
-            name for name, s in self.live.items() if s.task.deadline_at is not None and s.task.deadline_at <= self.now
-        }
-        assert {sequence.request_id for sequence in self.scheduler.expire()} == late
+        late = {name for name, t in self.live.items() if t.deadline_at is not None and t.deadline_at <= self.now}
+        ended = self.scheduler.expire()
         self.twin.expire()
-        for request_id in late:
-            self.retire(request_id, self.live[request_id].ending)
+        assert {sequence.request_id for sequence in ended} == late
+        self.retire(ended)
+
+    @rule()
+    def flush(self) -> None:
+        num_cached = self.ledger.pages.cached
+        assert self.scheduler.flush_cache() == self.twin.flush_cache() == num_cached
+        assert self.ledger.pages.cached == 0
 
     @rule(sampled=tokens, aborted=st.none() | request_ids)
     def step(self, sampled: list[int], aborted: str | None) -> None:
         """One step, with an abort between launch and result if `aborted` names someone."""
-        plan = self.scheduler.plan()
-        assert self.twin.plan() == plan
-        self.check_plan(plan)
+        plan = self.plan()
         if aborted is not None:
             self.abort(aborted)
         token_ids = sampled[: len(plan.sampling)]
         events = self.scheduler.commit(plan, token_ids)
         assert self.twin.commit(plan, token_ids) == events
-        assert [event.request_id for event in events] == [
-            part.request_id for part in plan.sampling if part.request_id != aborted
+        self.carry_out()
+        self.num_steps += 1
+        expected = zip(plan.sampling, token_ids, strict=True)
+        assert [(SampleKey(e.request_id, e.index), e.token_id) for e in events] == [
+            (key, token_id) for key, token_id in expected if key.request_id != aborted
         ]
         for event in events:
-            sequence = self.live[event.request_id]
-            assert sequence.token_ids[-1] == event.token_id
-            assert (event.finish is FinishReason.EOS) == (event.token_id == EOS)
-            if event.finish is not None:
-                self.retire(event.request_id, event.finish)
+            self.tokens.setdefault(
+                SampleKey(event.request_id, event.index), list(self.live[event.request_id].prompt_ids)
+            )
+        for event in events:
+            self.take(SampleKey(event.request_id, event.index), event.token_id, event.finish)
 
-    def retire(self, request_id: str, ending: object) -> None:
-        sequence = self.live.pop(request_id)
-        assert sequence.ending is ending and ending is not None
-        self.pages_seen.pop(request_id, None)
-        assert request_id not in self.ledger.holders
+    @rule(count=st.integers(1, 12))
+    def go_on(self, count: int) -> None:
+        for _ in range(count):
+            self.step([1] * NUM_SLOTS, None)
+
+    def plan(self) -> StepPlan:
+        before = set(self.scheduler._running), self.scheduler.num_preemptions
+        plan = self.scheduler.plan()
+        assert self.scheduler.plan() == self.twin.plan() == plan
+        self.check_order(*before)
+        self.check_plan(plan)
+        self.carry_out()
+        self.store.run(plan)
+        self.twin_store.run(plan)
+        return plan
+
+    def carry_out(self) -> None:
+        moves, twin_moves = self.scheduler.take_moves(), self.twin.take_moves()
+        assert moves == twin_moves
+        self.store.carry_out(moves)
+        self.twin_store.carry_out(twin_moves)
+
+    def take(self, key: SampleKey, token_id: int, finish: FinishReason | None) -> None:
+        task = self.live[key.request_id]
+        self.tokens[key].append(token_id)
+        is_last = len(self.tokens[key]) == len(task.prompt_ids) + task.stops.max_new_tokens
+        assert finish == (FinishReason.EOS if token_id == EOS else FinishReason.LENGTH if is_last else None)
+        if finish is not None:
+            del self.tokens[key]
+            self.forget_if_over(key.request_id)
+
+    def retire(self, ended: tuple[Sequence, ...], ending: object = None) -> None:
+        for sequence in ended:
+            assert sequence.ending is not None and ending in (None, sequence.ending)
+            assert sequence.token_ids == self.tokens.pop(sequence.key)
+        for request_id in {sequence.request_id for sequence in ended}:
+            self.forget_if_over(request_id)
+            assert request_id not in self.live
+
+    def forget_if_over(self, request_id: str) -> None:
+        if not any(key.request_id == request_id for key in self.tokens):
+            del self.live[request_id]
+
+    def check_order(self, running: set[SampleKey], num_preemptions: int) -> None:
+        """Whoever was let in goes before whoever still waits, and nobody is put out right after someone was let in."""
+        if self.scheduler.num_preemptions > num_preemptions:
+            assert self.num_steps - self.let_in_at > SPEC.group
+        let_in = [s for key, s in self.scheduler._running.items() if key not in running]
+        if let_in:
+            self.let_in_at = self.num_steps
+            waiting = self.scheduler._waiting.values()
+            assert max(s.rank for s in let_in) < min((s.rank for s in waiting), default=(2, 0, 0))
 
     def check_plan(self, plan: StepPlan) -> None:
         assert plan.num_tokens <= self.budget
         assert plan.is_empty == (not self.live)
-        decoding = [name for name, s in self.live.items() if s.num_generated]
-        assert {part.request_id for part in plan.decodes} == set(decoding)
-        self.check_first_come_first_served()
+        decoding = {key for key, s in self.scheduler._running.items() if s.is_decoding}
+        assert {SampleKey(part.request_id, part.index) for part in plan.decodes} == decoding
+        slot_ids = [part.slot_id for part in plan.parts]
+        assert len(set(slot_ids)) == len(slot_ids) and 0 not in slot_ids
+        written = [page_id for part in plan.parts for page_id in part.page_ids[part.num_sealed :]]
+        read = [page_id for part in plan.parts for page_id in part.page_ids[: part.num_sealed]]
+        assert len(set(written)) == len(written) and not {0, *read} & set(written)
         for part in plan.parts:
             self.check_part(part)
-        for part in plan.chunks:
-            self.check_chunk(part)
-        self.check_disjoint(plan)
-
-    def check_first_come_first_served(self) -> None:
-        """`live` is in order of arrival: no one who waits stands before one who was admitted."""
-        waiting = [sequence.admitted_at is None for sequence in self.live.values()]
-        assert waiting == sorted(waiting)
 
     def check_part(self, part: SequenceStep) -> None:
-        sequence = self.live[part.request_id]
+        so_far = self.tokens[SampleKey(part.request_id, part.index)]
         end = part.start + len(part.token_ids)
-        assert part.start == sequence.num_stored < end
-        assert part.token_ids == tuple(sequence.token_ids[part.start : end])
-        assert part.num_sealed == SPEC.sealed_pages(part.start)
-        assert len(part.page_ids) == SPEC.sealed_pages(end)
-        assert part.samples == (end == len(sequence.token_ids))
-        seen = self.pages_seen.get(part.request_id, ())
-        assert part.page_ids[: len(seen)] == seen
-        self.pages_seen[part.request_id] = part.page_ids
-
-    def check_chunk(self, part: SequenceStep) -> None:
-        end = part.start + len(part.token_ids)
-        num_prompt = self.live[part.request_id].num_prompt
-        assert end <= num_prompt
+        assert part.token_ids == tuple(so_far[part.start : end]) != ()
+        assert part.samples == (end == len(so_far))
+        is_prompt = len(so_far) == len(self.live[part.request_id].prompt_ids)
+        assert part.num_samples == (self.live[part.request_id].n if is_prompt else 1)
         if self.aligned:
-            seals = [stored for stored in range(part.start + 1, end + 1) if stored >= 6 and (stored - 6) % 4 == 0]
-            assert seals == [end] or (seals == [] and end == num_prompt)
-
-    def check_disjoint(self, plan: StepPlan) -> None:
-        slot_ids = [part.slot_id for part in plan.parts]
-        page_ids = [page_id for part in plan.parts for page_id in part.page_ids]
-        for ids in (slot_ids, page_ids):
-            assert len(set(ids)) == len(ids) and 0 not in ids
+            seal = SPEC.seal_point(part.num_sealed)
+            assert end == seal or (end < seal and part.samples)
 
     @invariant()
     def books_balance(self) -> None:
-        self.ledger.check()
+        self.scheduler.check()
         pages, slots = self.ledger.pages, self.ledger.slots
         assert (pages.total, slots.total) == (NUM_PAGES - 1, NUM_SLOTS - 1)
-        assert slots.used == self.scheduler.num_running
-        assert set(self.ledger.holders) <= set(self.live)
-        assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.live)
+        assert slots.used == sum(sequence.num_samples for sequence in self.scheduler._running.values())
+        assert set(self.ledger.holders) == set(self.scheduler._running)
+        assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.tokens)
 
     def teardown(self) -> None:
         """Left alone, everyone gets to the end and nothing stays held."""
-        steps_left = sum(s.num_pending + s.task.stops.max_new_tokens for s in self.live.values())
+        steps_left = sum(t.n * (len(t.prompt_ids) + t.stops.max_new_tokens) for t in self.live.values())
         while self.live:
             assert steps_left > 0, f"{list(self.live)} never end"
             steps_left -= 1
             self.step([1] * NUM_SLOTS, None)
         assert self.scheduler.is_idle
         assert self.ledger.pages.used == self.ledger.slots.used == 0
+        assert self.scheduler.flush_cache() == NUM_PAGES - 1 - self.ledger.pages.free or self.ledger.pages.cached == 0
         self.ledger.check()
 
 

@@ -15,8 +15,10 @@ class TokenEvent:
         request_id: whose it is.
         token_id: the token, an EOS included.
         finish: why the sequence ended with this token (EOS or LENGTH), None while it goes on.
+        index: which of the request's n sequences.
     """
 
     request_id: str
     token_id: int
     finish: FinishReason | None = None
+    index: int = 0

@@ -53,9 +53,13 @@ class KVSpec:
         """Pages of a sequence once `num_tokens` are stored and the step that stored them has ended."""
         return max(0, (num_tokens - self.window) // self.group)
 
+    def seal_point(self, num_pages: int) -> int:
+        """Tokens stored when the next page after `num_pages` is sealed: the tail is exactly full then."""
+        return self.window + self.group * (num_pages + 1)
+
     def next_seal(self, num_tokens: int) -> int:
-        """Tokens stored when the next page after those of `num_tokens` is sealed: the tail is exactly full then."""
-        return self.window + self.group * (self.sealed_pages(num_tokens) + 1)
+        """Tokens stored when a sequence of `num_tokens`, computed from its first token on, seals its next page."""
+        return self.seal_point(self.sealed_pages(num_tokens))
 
     def pool_size(self, layer: int) -> int:
         """Pool places of a layer."""

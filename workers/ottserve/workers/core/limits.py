@@ -42,8 +42,8 @@ class Limits:
                 f"{max_running - 1} decoding sequences and a prompt chunk of {first_chunk}"
             )
 
-    def refuse_impossible(self, task: GenerationTask, spec: KVSpec, max_pages: int) -> None:
-        """Refuse a task that could not run even on an idle replica.
+    def refuse_impossible(self, task: GenerationTask, spec: KVSpec, max_pages: int, max_slots: int) -> None:
+        """Refuse a task whose n samples could not run together even on an idle replica.
 
         Raises:
             InvalidField: names the field, its value and the limit.
@@ -60,12 +60,16 @@ class Limits:
         if num_prompt + max_new > self.context_length:
             left = self.context_length - num_prompt
             raise invalid("max_new_tokens", max_new, f"at most {left} after a prompt of {num_prompt} tokens")
-        num_pages = pages_to_reserve(task, spec)
+        if not 1 <= task.n <= max_slots:
+            raise invalid("n", task.n, f"1 to {max_slots}, as many as run together")
+        num_pages = pages_to_fill(task, spec)
         if num_pages > max_pages:
             limit = f"prompt and answer need {num_pages} pages, the replica has {max_pages}"
             raise invalid("max_new_tokens", max_new, limit)
 
 
-def pages_to_reserve(task: GenerationTask, spec: KVSpec) -> int:
-    """Pages a task fills if it runs to its last permitted token. That token is given out, but never stored."""
-    return spec.sealed_pages(len(task.prompt_ids) + task.stops.max_new_tokens - 1)
+def pages_to_fill(task: GenerationTask, spec: KVSpec) -> int:
+    """Pages a task fills if all its samples run to the last permitted token, which is given out, but never stored."""
+    shared = spec.sealed_pages(len(task.prompt_ids))
+    own = spec.sealed_pages(len(task.prompt_ids) + task.stops.max_new_tokens - 1) - shared
+    return shared + task.n * own

@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+@dataclass(frozen=True, order=True, slots=True)
+class SampleKey:
+    """Names one of the n sequences of a request."""
+
+    request_id: str
+    index: int
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
     """The part of one sequence in a step.
@@ -16,7 +24,9 @@ class SequenceStep:
         start: position of the first of them; as many tokens are stored already.
         page_ids: every page of the sequence once this step has sealed, oldest first.
         num_sealed: pages that hold history before the step; `page_ids[num_sealed:]` are filled in it.
-        samples: whether the last token's logits choose a new token (false inside a prompt).
+        samples: whether the last token's logits choose new tokens (false inside a prompt).
+        index: which of the request's n sequences; the prompt is computed by the first of them.
+        num_samples: how many tokens they choose, for this and the following indices: n at the end of a prompt, else 1.
     """
 
     request_id: str
@@ -26,6 +36,8 @@ class SequenceStep:
     page_ids: tuple[int, ...]
     num_sealed: int
     samples: bool
+    index: int = 0
+    num_samples: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +53,10 @@ class StepPlan:
         return self.decodes + self.chunks
 
     @property
-    def sampling(self) -> tuple[SequenceStep, ...]:
-        """The parts whose last token's logits choose a new token, in the order of `parts`."""
-        return tuple(part for part in self.parts if part.samples)
+    def sampling(self) -> tuple[SampleKey, ...]:
+        """The sequences that get a new token, in the order of `parts`."""
+        parts = (part for part in self.parts if part.samples)
+        return tuple(SampleKey(part.request_id, part.index + i) for part in parts for i in range(part.num_samples))
 
     @property
     def num_tokens(self) -> int:

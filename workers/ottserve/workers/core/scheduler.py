@@ -4,15 +4,17 @@ A step of the engine reads
 
     expired = scheduler.expire()
     plan = scheduler.plan()
+    … carry out scheduler.take_moves() …
     … run, sample …
     events = scheduler.commit(plan, token_ids)
+    … carry out scheduler.take_moves() …
 
 The same calls at the same times give the same plans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 
 from ottserve.workers.api import (
@@ -25,26 +27,36 @@ from ottserve.workers.api import (
 from ottserve.workers.core.event import TokenEvent
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.core.ledger import Ledger
-from ottserve.workers.core.limits import Limits, pages_to_reserve
-from ottserve.workers.core.plan import SequenceStep, StepPlan
+from ottserve.workers.core.limits import Limits
+from ottserve.workers.core.moves import Move
+from ottserve.workers.core.placement import Placement
+from ottserve.workers.core.plan import SampleKey, SequenceStep, StepPlan
+from ottserve.workers.core.prefix import PrefixCache
 from ottserve.workers.core.sequence import Ending, Sequence
+
+PAGES_AHEAD = 1
+"""Pages that each running sequence must be able to fill before one more is let in; see `Scheduler`."""
 
 
 class Scheduler:
-    """First come, first served; continuous batching under a token budget.
-
-    Nothing is preempted, so admission reserves the pages of the whole prompt and of every token that may follow it:
-    a sequence that runs can never fail for want of a page. The oldest waiting request is never overtaken, however
-    small the ones behind it, so none starves.
+    """Continuous batching under a token budget: by priority, and first come, first served among equals.
 
     Each step computes one token of every decoding sequence, then prompt chunks in order of admission with what is left
-    of the budget, then admits. A long prompt is thus computed in chunks beside the others' decoding.
+    of the budget, then lets in who waits. A long prompt is thus computed in chunks beside the others' decoding. The
+    first in the queue is never overtaken, however small the ones behind it, so none starves among equals.
+
+    A sequence is let in with pages for its prompt only. When one that runs needs a page and neither a free nor a cached
+    one is left, the lowest in rank is preempted: it moves to host memory, waits by its rank, and goes on later where it
+    stopped. The highest in rank always gets its page, so work always advances. To keep overload from thrashing, one is
+    let in, new or back, only if `PAGES_AHEAD` pages (or as many as its answer can still fill, if fewer) are then left
+    for each running sequence, itself included: nobody is then preempted for the next G steps.
     """
 
     def __init__(
         self,
         spec: KVSpec,
         ledger: Ledger,
+        prefix: PrefixCache,
         limits: Limits,
         eos_token_ids: Iterable[int],
         now: Callable[[], float],
@@ -52,6 +64,7 @@ class Scheduler:
         """Start empty.
 
         Args:
+            prefix: over the same ledger.
             eos_token_ids: any of them ends a sequence.
             now: the clock, UNIX time in seconds, to which deadlines are compared.
 
@@ -61,146 +74,220 @@ class Scheduler:
         limits.refuse_contradictions(ledger.max_slots, spec)
         self._spec = spec
         self._ledger = ledger
+        self._prefix = prefix
+        self._placement = Placement(spec, ledger, prefix)
         self._limits = limits
         self._eos_token_ids = frozenset(eos_token_ids)
         self._now = now
-        self._waiting: dict[str, Sequence] = {}
-        self._running: dict[str, Sequence] = {}
+        self._waiting: dict[SampleKey, Sequence] = {}
+        self._running: dict[SampleKey, Sequence] = {}
+        self._samples: dict[str, set[SampleKey]] = {}
+        self._plan: StepPlan | None = None
+        self._num_arrived = 0
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold a slot."""
+        """Sequences that are computed now."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests not admitted yet."""
+        """Requests not admitted yet, and sequences that were preempted."""
         return len(self._waiting)
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Prompt tokens of the requests not admitted yet."""
-        return sum(sequence.num_prompt for sequence in self._waiting.values())
+        """Tokens of those that wait which are known and not computed."""
+        return sum(sequence.num_pending for sequence in self._waiting.values())
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is live."""
-        return not self._waiting and not self._running
+        return not self._samples
 
     def add(self, task: GenerationTask) -> Sequence:
         """Queue a task. Nothing is kept of one that is refused.
+
+        Returns:
+            The first of its samples; it stands for all of them until the prompt is computed.
 
         Raises:
             DuplicateRequest: a live request has its id; that one goes on.
             InvalidField: it could not run even on an idle replica.
             QueueFull: too many requests or tokens wait.
         """
-        if task.request_id in self._waiting or task.request_id in self._running:
+        if task.request_id in self._samples:
             raise DuplicateRequest(f"request_id: a live request already has the id {task.request_id!r}")
-        self._limits.refuse_impossible(task, self._spec, self._ledger.max_pages)
+        self._limits.refuse_impossible(task, self._spec, self._ledger.max_pages, self._ledger.max_slots)
         self._refuse_if_full(len(task.prompt_ids))
-        sequence = self._waiting[task.request_id] = Sequence(task)
+        self._num_arrived += 1
+        sequence = Sequence(task, self._num_arrived)
+        self._waiting[sequence.key] = sequence
+        self._samples[task.request_id] = {sequence.key}
+        self._plan = None
         return sequence
 
-    def end(self, request_id: str, ending: Ending) -> Sequence | None:
-        """End a live request now: an abort, a stop string, a failure. Its slot and pages are free on return.
+    def end(self, request_id: str, ending: Ending) -> tuple[Sequence, ...]:
+        """End all samples of a live request now: an abort, a failure. Slots and pages are free on return.
 
         Returns:
-            The ended sequence; None if no live request has that id (unknown, or ended before), which changes nothing.
+            The ended sequences; none if no live request has that id (unknown, or ended before): that changes nothing.
         """
-        sequence = self._waiting.pop(request_id, None) or self._running.pop(request_id, None)
+        ended = (self.end_sample(key, ending) for key in sorted(self._samples.get(request_id, ())))
+        return tuple(sequence for sequence in ended if sequence is not None)
+
+    def end_sample(self, key: SampleKey, ending: Ending) -> Sequence | None:
+        """End one sequence now, as by a stop string; None if it is not live."""
+        sequence = self._waiting.pop(key, None) or self._running.pop(key, None)
         if sequence is None:
             return None
-        if sequence.lease is not None:
-            self._ledger.release(request_id)
-            sequence.lease = None
         sequence.ending = ending
         sequence.ended_at = self._now()
+        self._placement.remove(sequence)
+        sequence.saved, sequence.left_behind = None, ()
+        self._samples[key.request_id].remove(key)
+        if not self._samples[key.request_id]:
+            del self._samples[key.request_id]
+        self._plan = None
         return sequence
 
-    def abort(self, request_id: str) -> Sequence | None:
+    def abort(self, request_id: str) -> tuple[Sequence, ...]:
         """End a live request because its caller no longer wants it; see `end`."""
         return self.end(request_id, FinishReason.ABORTED)
 
     def expire(self) -> tuple[Sequence, ...]:
-        """End every request, waiting or running, whose deadline has passed, and return them."""
+        """End every request, waiting or running, whose deadline has passed, and return its sequences."""
         now = self._now()
         late = [
-            sequence.request_id
-            for sequence in self._live()
+            sequence.key
+            for sequence in (*self._running.values(), *self._waiting.values())
             if sequence.task.deadline_at is not None and sequence.task.deadline_at <= now
         ]
-        ended = (self.end(request_id, DeadlineExceeded("the request's deadline passed")) for request_id in late)
+        ended = (self.end_sample(key, DeadlineExceeded("the request's deadline passed")) for key in late)
         return tuple(sequence for sequence in ended if sequence is not None)
 
     def plan(self) -> StepPlan:
-        """Admit what fits and say what the next step computes. Asked again before `commit`, it says the same."""
-        decodes = tuple(s.next_step(1, self._spec) for s in self._running.values() if s.is_decoding)
-        budget = self._limits.max_tokens_per_step - len(decodes)
-        chunks: list[SequenceStep] = []
-        for sequence in self._prompts_in_order():
-            num_tokens = self._chunk_length(sequence, budget)
-            if num_tokens == 0 or not self._admit(sequence):
-                break
-            chunks.append(sequence.next_step(num_tokens, self._spec))
-            budget -= num_tokens
-        return StepPlan(decodes, tuple(chunks))
+        """Let in who fits and say what the next step computes. Asked again before a change, it says the same."""
+        if self._plan is None:
+            self._plan = self._make_plan()
+        return self._plan
+
+    def take_moves(self) -> tuple[Move, ...]:
+        """What must happen to stored keys and values before the next forward pass, each told once."""
+        return self._placement.take_moves()
 
     def commit(self, plan: StepPlan, token_ids: SequenceOf[int]) -> tuple[TokenEvent, ...]:
         """Advance the sequences of a step that has run; the only place where that happens.
 
-        A sequence that was ended between `plan` and `commit` is left alone, and its token is dropped.
+        A sequence that was ended between `plan` and `commit` is left alone, and its tokens are dropped.
 
         Args:
             plan: what `plan` returned last.
-            token_ids: a sampled token for each part of the plan that samples, in the order of `plan.sampling`.
+            token_ids: a sampled token for each of `plan.sampling`.
 
         Returns:
             An event for each of these tokens. Sequences whose event has a finish hold nothing any more.
         """
-        sampled = {part.request_id: token for part, token in zip(plan.sampling, token_ids, strict=True)}
-        events = (self._commit_part(part, sampled.get(part.request_id)) for part in plan.parts)
+        self._plan = None
+        sampled = dict(zip(plan.sampling, token_ids, strict=True))
+        for part in plan.parts:
+            self._store(part)
+        events = (self._advance(key, token_id) for key, token_id in sampled.items())
         return tuple(event for event in events if event is not None)
 
-    def _commit_part(self, part: SequenceStep, token_id: int | None) -> TokenEvent | None:
-        sequence = self._running.get(part.request_id)
+    def flush_cache(self) -> int:
+        """Drop the cached pages that no live request uses; how many there were."""
+        self._plan = None
+        return self._prefix.flush()
+
+    def check(self) -> None:
+        """Verify the books of pages, slots and cached prefixes. Raises LedgerBroken or LookupError."""
+        self._ledger.check()
+        self._prefix.check()
+
+    def _store(self, part: SequenceStep) -> None:
+        """Take note of what a part has stored. A prompt that is complete is published, and forked into its samples."""
+        sequence = self._running.get(SampleKey(part.request_id, part.index))
         if sequence is None:
-            return None
+            return
         sequence.num_stored = part.start + len(part.token_ids)
-        if token_id is None:
+        if part.samples and not sequence.is_decoding:
+            self._placement.publish(sequence)
+            for fork in self._placement.fork(sequence):
+                self._running[fork.key] = fork
+                self._samples[part.request_id].add(fork.key)
+
+    def _advance(self, key: SampleKey, token_id: int) -> TokenEvent | None:
+        sequence = self._running.get(key)
+        if sequence is None:
             return None
         finish = sequence.advance(token_id, self._eos_token_ids, self._now())
         if finish is not None:
-            self.end(part.request_id, finish)
-        return TokenEvent(part.request_id, token_id, finish)
+            self.end_sample(key, finish)
+        return TokenEvent(key.request_id, token_id, finish, key.index)
 
-    def _live(self) -> Iterator[Sequence]:
-        yield from self._running.values()
-        yield from self._waiting.values()
+    def _make_plan(self) -> StepPlan:
+        self._grow_decoding()
+        decodes = [s.next_step(1, self._spec) for s in self._running.values() if s.is_decoding]
+        chunks: list[SequenceStep] = []
+        budget = self._limits.max_tokens_per_step - len(decodes)
+        for sequence in self._prompts_and_waiting():
+            if self._chunk_length(sequence, budget) == 0 or not self._admit(sequence):
+                break
+            num_tokens = self._chunk_length(sequence, budget)  # less than before if a cached prefix was found
+            kind = decodes if sequence.is_decoding else chunks
+            kind.append(sequence.next_step(num_tokens, self._spec))
+            budget -= num_tokens
+        return StepPlan(tuple(decodes), tuple(chunks))
 
-    def _prompts_in_order(self) -> list[Sequence]:
-        """Sequences whose prompt is not computed: those admitted first, then those that wait."""
-        return [sequence for sequence in self._live() if not sequence.is_decoding]
+    def _prompts_and_waiting(self) -> list[Sequence]:
+        """Running sequences whose prompt is not computed, in order of admission, then those that wait, by rank."""
+        prompts = [sequence for sequence in self._running.values() if not sequence.is_decoding]
+        return prompts + sorted(self._waiting.values(), key=lambda sequence: sequence.rank)
 
     def _chunk_length(self, sequence: Sequence, budget: int) -> int:
-        """Prompt tokens that the next step computes, 0 if the budget has no room for any."""
+        """Pending tokens that the next step computes, 0 if the budget has no room for any."""
         if not self._limits.aligned_chunks:
             return min(sequence.num_pending, budget)
-        to_seal = self._spec.next_seal(sequence.num_stored) - sequence.num_stored
-        wanted = min(sequence.num_pending, to_seal)
+        num_sealed = sequence.pages_at(sequence.num_stored, self._spec)
+        wanted = min(sequence.num_pending, self._spec.seal_point(num_sealed) - sequence.num_stored)
         return wanted if wanted <= budget else 0
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence its slot and pages; whether it runs now."""
+        """Let a waiting sequence in, or back in; whether it runs now."""
         if sequence.lease is not None:
             return True
-        num_pages = pages_to_reserve(sequence.task, self._spec)
-        if not self._ledger.can_lease(num_pages):
+        if not self._placement.place(sequence, self._reserve_beside(sequence)):
             return False
-        sequence.lease = self._ledger.lease(sequence.request_id, num_pages)
-        sequence.admitted_at = self._now()
-        self._running[sequence.request_id] = self._waiting.pop(sequence.request_id)
+        if sequence.admitted_at is None:
+            sequence.admitted_at = self._now()
+            self.num_cached_tokens += sequence.num_cached_tokens
+        self._running[sequence.key] = self._waiting.pop(sequence.key)
         return True
+
+    def _reserve_beside(self, newcomer: Sequence) -> int:
+        """Pages to be left once a newcomer is let in. Beside nobody it needs none: what can't fit was refused."""
+        if not self._running:
+            return 0
+        return sum(self._pages_ahead(sequence) for sequence in (*self._running.values(), newcomer))
+
+    def _pages_ahead(self, sequence: Sequence) -> int:
+        still = sequence.pages_at_end(self._spec) - sequence.pages_at(len(sequence.token_ids), self._spec)
+        return sequence.num_samples * min(PAGES_AHEAD, still)
+
+    def _grow_decoding(self) -> None:
+        """See that each decoding sequence has a page to seal into, the highest in rank first."""
+        decoding = [sequence for sequence in self._running.values() if sequence.is_decoding]
+        for sequence in sorted(decoding, key=lambda sequence: sequence.rank):
+            while sequence.lease is not None and not self._placement.grow(sequence):
+                self._preempt(max(self._running.values(), key=lambda sequence: sequence.rank))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._placement.save(sequence)
+        self._waiting[sequence.key] = self._running.pop(sequence.key)
+        self.num_preemptions += 1
 
     def _refuse_if_full(self, num_tokens: int) -> None:
         limits, waiting_tokens = self._limits, self.num_waiting_tokens

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ottserve.workers.api import FinishReason, GenerationTask, OttserveError, Timings, Usage
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.core.ledger import Lease
-from ottserve.workers.core.plan import SequenceStep
+from ottserve.workers.core.moves import SavedSequence
+from ottserve.workers.core.plan import SampleKey, SequenceStep
+from ottserve.workers.core.prefix import CachedPage
 
 Ending = FinishReason | OttserveError
 """How a sequence ended: with an answer that is complete in its way, or with an error that the caller is told."""
@@ -16,21 +19,35 @@ Ending = FinishReason | OttserveError
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One request from the door to its end. Changed by the scheduler alone.
+    """One sample of a request from the door to its end. Changed by the scheduler and its placement alone.
+
+    A request of n samples is its first sequence until the prompt is computed, and that one is forked then.
 
     Attributes:
         task: the request as validated.
+        arrival: the how-manieth request it is.
+        index: which of the n samples.
         token_ids: prompt and completion so far; the newest token is not stored before the step that computes it.
         num_stored: leading tokens whose keys and values are in the cache.
-        lease: slot and pages, None while waiting and once ended.
+        num_reused_pages: pages that it took from the prefix cache. Its tail began empty behind them.
+        num_cached_tokens: prompt tokens in these pages, for the caller to know.
+        lease: slots and pages, None while waiting and once ended.
+        saved: what is in host memory while it is preempted.
+        left_behind: its leading pages that were in the prefix cache when it was preempted, and may still be.
         ending: how it ended, None while live.
         admitted_at, first_token_at, ended_at: UNIX times, None until then.
     """
 
     task: GenerationTask
+    arrival: int = 0
+    index: int = 0
     token_ids: list[int] = field(init=False)
     num_stored: int = 0
+    num_reused_pages: int = 0
+    num_cached_tokens: int = 0
     lease: Lease | None = None
+    saved: SavedSequence | None = None
+    left_behind: tuple[CachedPage, ...] = ()
     ending: Ending | None = None
     admitted_at: float | None = None
     first_token_at: float | None = None
@@ -43,6 +60,21 @@ class Sequence:
     def request_id(self) -> str:
         """The task's id."""
         return self.task.request_id
+
+    @property
+    def key(self) -> SampleKey:
+        """Its name among all sequences."""
+        return SampleKey(self.task.request_id, self.index)
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """The lowest goes first: by priority, then by arrival."""
+        return -self.task.priority, self.arrival, self.index
+
+    @property
+    def seed(self) -> int:
+        """The seed of this sample; a request of one sample with this seed would say the same."""
+        return sample_seed(self.task.sampling.seed, self.index)
 
     @property
     def num_prompt(self) -> int:
@@ -64,6 +96,23 @@ class Sequence:
         """Tokens known but not stored: the rest of the prompt, or the newest token."""
         return len(self.token_ids) - self.num_stored
 
+    @property
+    def num_samples(self) -> int:
+        """Sequences that run once this one does: all n that its prompt is computed for, or itself."""
+        return 1 if self.is_decoding else self.task.n
+
+    def pages_at(self, num_tokens: int, spec: KVSpec) -> int:
+        """Sealed pages once `num_tokens` are stored."""
+        return max(self.num_reused_pages, spec.sealed_pages(num_tokens))
+
+    def pages_at_end(self, spec: KVSpec) -> int:
+        """Sealed pages if it runs to its last permitted token, which is given out, but never stored."""
+        return self.pages_at(self.num_prompt + self.task.stops.max_new_tokens - 1, spec)
+
+    def fork(self, index: int, lease: Lease) -> Sequence:
+        """Another sample of the same prompt. Only for one whose prompt is stored and that has no token yet."""
+        return replace(self, index=index, lease=lease)
+
     def next_step(self, num_tokens: int, spec: KVSpec) -> SequenceStep:
         """The part that computes the next `num_tokens` pending tokens. Only for a sequence that holds a lease."""
         if self.lease is None:
@@ -74,9 +123,11 @@ class Sequence:
             slot_id=self.lease.slot_id,
             token_ids=tuple(self.token_ids[self.num_stored : end]),
             start=self.num_stored,
-            page_ids=self.lease.page_ids[: spec.sealed_pages(end)],
-            num_sealed=spec.sealed_pages(self.num_stored),
+            page_ids=self.lease.page_ids[: self.pages_at(end, spec)],
+            num_sealed=self.pages_at(self.num_stored, spec),
             samples=end == len(self.token_ids),
+            index=self.index,
+            num_samples=self.num_samples,
         )
 
     def advance(self, token_id: int, eos_token_ids: Collection[int], now: float) -> FinishReason | None:
@@ -95,7 +146,7 @@ class Sequence:
 
     def usage(self) -> Usage:
         """Token counts so far."""
-        return Usage(self.num_prompt, 0, self.num_generated)
+        return Usage(self.num_prompt, self.num_cached_tokens, self.num_generated)
 
     def timings(self, now: float) -> Timings:
         """Where the time went until the end, or until `now` while live. A phase that was not reached took 0 s.
@@ -111,3 +162,11 @@ class Sequence:
             decode_s=max(0.0, end - first_token),
             first_token_s=0.0 if self.first_token_at is None else max(0.0, first_token - self.task.received_at),
         )
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of sample `index`: the request's own for the first, others spread over 64 bits by a hash."""
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")

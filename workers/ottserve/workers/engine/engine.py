@@ -32,6 +32,7 @@ from ottserve.workers.engine.inputs import build_step
 from ottserve.workers.engine.runner import Runner
 from ottserve.workers.engine.sampler import SampledRow, sample
 from ottserve.workers.engine.tally import Tally
+from ottserve.workers.kv.moves import carry_out
 from ottserve.workers.kv.store import KVStore, PoolState
 from ottserve.workers.text.detokenizer import Vocabulary
 from ottserve.workers.text.output import Delta, OutputStream
@@ -107,14 +108,14 @@ class Engine:
         Returns:
             False if no live request has this id, which changes nothing.
         """
-        if self._scheduler.abort(request_id) is None:
+        if not self._scheduler.abort(request_id):
             return False
         self._aborted.append(request_id)
         return True
 
     def flush_cache(self) -> int:
-        """Drop cached pages; there are none, since pages are not shared yet."""
-        return 0
+        """Drop the cached pages that no live request uses; how many there were."""
+        return self._scheduler.flush_cache()
 
     def step(self) -> list[Event]:
         """Advance every sequence that runs by what one forward pass computes.
@@ -167,6 +168,7 @@ class Engine:
         return [self._advance(event) for event in committed]
 
     def _compute(self, plan: StepPlan) -> list[int]:
+        carry_out(self._store, self._scheduler.take_moves())
         logits = self._runner.run(build_step(plan, self._store.spec, self._store.device))
         rows = [self._live[part.request_id].sequence for part in plan.sampling]
         return sample(logits, [SampledRow(row.task.sampling, row.num_generated) for row in rows]) if rows else []

@@ -73,7 +73,8 @@ def _positions(part: SequenceStep) -> range:
 
 def _sampled_rows(plan: StepPlan) -> list[int]:
     ends = accumulate(len(part.token_ids) for part in plan.parts)
-    return [end - 1 for part, end in zip(plan.parts, ends, strict=True) if part.samples]
+    ends_of_parts = zip(plan.parts, ends, strict=True)
+    return [end - 1 for part, end in ends_of_parts if part.samples for _ in range(part.num_samples)]
 
 
 def _page_table(packed: _Packed, parts: Sequence[SequenceStep]) -> Callable[[Vectors], Tensor]:
@@ -135,7 +136,7 @@ def _pieces(part: SequenceStep, spec: KVSpec) -> list[range]:
     """Positions of a chunk, cut at the seal points within it."""
     pieces, start, end = [], part.start, part.start + len(part.token_ids)
     while start < end:
-        stop = min(end, spec.next_seal(start))
+        stop = min(end, spec.seal_point(part.num_sealed + len(pieces)))
         pieces.append(range(start, stop))
         start = stop
     return pieces

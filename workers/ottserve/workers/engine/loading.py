@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from ottserve.workers.api import ServerInfo
 from ottserve.workers.core.ledger import Ledger
 from ottserve.workers.core.limits import Limits
+from ottserve.workers.core.prefix import PrefixCache
 from ottserve.workers.core.scheduler import Scheduler
 from ottserve.workers.engine.capacity import plan_capacity
 from ottserve.workers.engine.engine import Engine
@@ -49,7 +50,8 @@ def make_engine(settings: EngineSettings, model: LoadedModel, progress: Progress
         f"(policy {spec.policy}, {store.num_pages * store.page_bytes / 2**20:,.0f} MiB of pages)"
     )
     ledger = Ledger(store.num_pages, store.num_slots)
-    scheduler = Scheduler(spec, ledger, _limits(settings, model), model.info.eos_token_ids, time.time)
+    prefix = PrefixCache(ledger, spec.group, spec.fingerprint, enabled=settings.cache.prefix_cache)
+    scheduler = Scheduler(spec, ledger, prefix, _limits(settings, model), model.info.eos_token_ids, time.time)
     return Engine(
         model_info=model.info,
         server_info=_server_info(settings, model, store),
@@ -107,7 +109,7 @@ def _server_info(settings: EngineSettings, model: LoadedModel, store: KVStore) -
         bytes_per_token=store.page_bytes / spec.group,
         bits_per_element=spec.bits_per_element,
         token_capacity=(store.num_pages - 1) * spec.group,
-        prefix_cache=False,
+        prefix_cache=settings.cache.prefix_cache,
         graphs=False,
         max_running=scheduler.max_running,
         max_waiting=scheduler.max_waiting,

@@ -1,0 +1,135 @@
+"""Gives sequences their slots and pages, and takes them back. Knows no queue: whose turn it is, the scheduler says.
+
+Everything that this asks of stored keys and values is gathered as moves, in the order in which it was decided.
+"""
+
+from __future__ import annotations
+
+from ottserve.workers.api import FinishReason
+from ottserve.workers.core.kvspec import KVSpec
+from ottserve.workers.core.ledger import Ledger
+from ottserve.workers.core.moves import (
+    BeginFromSnapshot,
+    CopySlot,
+    Move,
+    RestoreSequence,
+    SavedSequence,
+    SaveSequence,
+    TakeSnapshot,
+)
+from ottserve.workers.core.plan import SampleKey
+from ottserve.workers.core.prefix import Hit, PrefixCache
+from ottserve.workers.core.sequence import Sequence
+
+
+class Placement:
+    """The one that leases for sequences and puts their pages into the prefix cache."""
+
+    def __init__(self, spec: KVSpec, ledger: Ledger, prefix: PrefixCache) -> None:
+        self._spec = spec
+        self._ledger = ledger
+        self._prefix = prefix
+        self._moves: list[Move] = []
+
+    def take_moves(self) -> tuple[Move, ...]:
+        """What was decided since this was last asked."""
+        moves, self._moves = tuple(self._moves), []
+        return moves
+
+    def place(self, sequence: Sequence, reserve: int) -> bool:
+        """Give a sequence slots, and pages for all tokens that it has; whether there was room.
+
+        It takes from the prefix cache what it can, or comes back from host memory.
+
+        Args:
+            reserve: pages that must then still be free or cached.
+        """
+        hit = self._hit(sequence)
+        num_pages = max(hit.num_pages, sequence.pages_at(len(sequence.token_ids), self._spec))
+        num_new = num_pages - hit.num_pages
+        if not self._has_room(hit.page_ids, num_new + reserve, sequence.num_samples):
+            return False
+        self._ledger.lease(sequence.key, 0, sequence.num_samples, shared=hit.page_ids)
+        self._prefix.make_room(num_new)
+        sequence.lease = self._ledger.extend(sequence.key, num_new)
+        self._fill(sequence, hit)
+        return True
+
+    def grow(self, sequence: Sequence) -> bool:
+        """Give a running sequence the pages for its next token; whether there was room."""
+        lease = self._ledger.lease_of(sequence.key)
+        missing = sequence.pages_at(len(sequence.token_ids), self._spec) - len(lease.page_ids)
+        if missing <= 0:
+            return True
+        if not self._has_room((), missing, 0):
+            return False
+        self._prefix.make_room(missing)
+        sequence.lease = self._ledger.extend(sequence.key, missing)
+        return True
+
+    def save(self, sequence: Sequence) -> None:
+        """Move a running sequence to host memory. It holds nothing then."""
+        lease = self._ledger.lease_of(sequence.key)
+        page_ids = lease.page_ids[: sequence.pages_at(sequence.num_stored, self._spec)]
+        if sequence.num_stored:
+            sequence.saved = SavedSequence()
+            sequence.left_behind = self._prefix.pages_of(page_ids)
+            self._moves.append(SaveSequence(lease.slot_id, page_ids, sequence.saved))
+        self._release(sequence)
+
+    def fork(self, sequence: Sequence) -> list[Sequence]:
+        """The further samples of a sequence whose prompt is stored: same pages, a slot of their own each."""
+        forks = []
+        for index in range(1, sequence.num_samples):
+            lease = self._ledger.fork(sequence.key, SampleKey(sequence.request_id, index))
+            forks.append(sequence.fork(index, lease))
+        sequence.lease = self._ledger.lease_of(sequence.key)
+        self._moves.extend(CopySlot(sequence.lease.slot_id, fork.lease.slot_id) for fork in forks if fork.lease)
+        return forks
+
+    def publish(self, sequence: Sequence) -> None:
+        """Let others use the sealed pages of a running sequence."""
+        lease = self._ledger.lease_of(sequence.key)
+        page_ids = lease.page_ids[: sequence.pages_at(sequence.num_stored, self._spec)]
+        snapshot = self._prefix.insert(sequence.token_ids, sequence.task.cache_salt, page_ids)
+        if snapshot is not None:
+            self._moves.append(TakeSnapshot(lease.slot_id, snapshot))
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take back what an ended sequence holds. The pages of a complete answer are published."""
+        if sequence.lease is None:
+            return
+        if isinstance(sequence.ending, FinishReason) and sequence.ending is not FinishReason.ABORTED:
+            self.publish(sequence)
+        self._release(sequence)
+
+    def _hit(self, sequence: Sequence) -> Hit:
+        """Pages that lie there already: a cached prefix, or what is left of the sequence's own."""
+        if sequence.saved is not None:
+            left = [page.page_id for page in sequence.left_behind if not page.is_evicted]
+            return Hit(tuple(left), None)
+        # The last token is always computed, since nothing else gives its logits.
+        most = (sequence.num_prompt - 1) // self._spec.group
+        return self._prefix.find(sequence.task.prompt_ids, sequence.task.cache_salt, most)
+
+    def _has_room(self, shared: tuple[int, ...], num_pages: int, num_slots: int) -> bool:
+        """Whether so many pages could be freed beside the shared ones, and so many slots are free."""
+        pages = self._ledger.pages
+        unused = pages.free + pages.cached - sum(self._ledger.is_cached(page_id) for page_id in shared)
+        return num_pages <= unused and self._ledger.can_lease(0, num_slots)
+
+    def _fill(self, sequence: Sequence, hit: Hit) -> None:
+        """Put into a new lease what the sequence begins with, or had."""
+        lease = self._ledger.lease_of(sequence.key)
+        if sequence.saved is not None:
+            page_ids = lease.page_ids[: sequence.pages_at(sequence.num_stored, self._spec)]
+            self._moves.append(RestoreSequence(lease.slot_id, page_ids, hit.num_pages, sequence.saved))
+            sequence.saved, sequence.left_behind = None, ()
+        elif hit.snapshot is not None:
+            self._moves.append(BeginFromSnapshot(lease.slot_id, hit.num_pages, hit.snapshot))
+            sequence.num_reused_pages = hit.num_pages
+            sequence.num_cached_tokens = sequence.num_stored = hit.num_pages * self._spec.group
+
+    def _release(self, sequence: Sequence) -> None:
+        self._ledger.release(sequence.key)
+        sequence.lease = None
