@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from ottserve.workers.models.loading import LoadedModel
+
 PACKAGES = ("ottserve", "torch", "transformers")
 
 
@@ -21,6 +23,11 @@ def environment() -> dict[str, str]:
         "python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},
     }
+
+
+def model_name(model: LoadedModel) -> str:
+    """Name, size and dtype of the weights."""
+    return f"{model.info.name}, {model.info.num_parameters:,} parameters, {str(model.dtype).removeprefix('torch.')}"
 
 
 def _processor() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from ottserve.evaluation import report
-from ottserve.evaluation.environment import environment
+from ottserve.evaluation.environment import environment, model_name
 from ottserve.evaluation.policies import PolicyRow
 from ottserve.evaluation.results import Results, Subject
 from ottserve.evaluation.sweep import Outcome, sweep
@@ -76,13 +76,9 @@ def _measure(
 
 def _subject(model: LoadedModel, row: PolicyRow, text: TokenisedText) -> Subject:
     spec = resolve_spec(row.cache, model.shape)
-    return Subject(_name(model), text.digest, row.name, spec.fingerprint, environment())
-
-
-def _name(model: LoadedModel) -> str:
-    return f"{model.info.name}, {model.info.num_parameters:,} parameters, {str(model.dtype).removeprefix('torch.')}"
+    return Subject(model_name(model), text.digest, row.name, spec.fingerprint, environment())
 
 
 def _measured_on(model: LoadedModel) -> str:
     facts = ", ".join(f"{name} {value}" for name, value in environment().items())
-    return f"Model {_name(model)}; {facts}."
+    return f"Model {model_name(model)}; {facts}."

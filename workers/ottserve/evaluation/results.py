@@ -59,4 +59,5 @@ class Results:
 def _outcome(record: dict[str, Any]) -> Outcome:
     quality = {name: value for name, value in record["quality"].items() if name != "perplexity_ratio"}
     quality["kl_by_position"] = tuple(quality["kl_by_position"])
-    return Outcome(record["policy"], record["text"], record["page_bits_per_element"], Quality(**quality))
+    fields = {name: value for name, value in record.items() if name not in ("quality", "subject")}
+    return Outcome(**fields, quality=Quality(**quality))

@@ -48,11 +48,20 @@ class TextStream:
         return self._store.spec
 
     @property
+    def page_bytes_per_token(self) -> float:
+        """Page bytes of a token over all layers, measured from the storage of the pages."""
+        return self._store.page_bytes / self.spec.group
+
+    @property
     def page_bits_per_element(self) -> float:
         """Bits of a sealed element with scales, zeros and masks, measured from the storage of the pages."""
         spec = self.spec
-        elements = 2 * spec.num_layers * spec.num_kv_heads * spec.group * spec.head_size
-        return self._store.page_bytes * 8 / elements
+        return self.page_bytes_per_token * 8 / (2 * spec.num_layers * spec.num_kv_heads * spec.head_size)
+
+    @property
+    def num_frozen_heads(self) -> int:
+        """(layer, KV head) pairs whose evicted pool was full when another outlier came."""
+        return self._store.pool_state([SLOT_ID]).frozen_heads
 
     def advance(self, token_ids: tuple[int, ...]) -> Tensor:
         """Compute and store the next tokens, which must not reach over a seal point.

@@ -16,11 +16,17 @@ from ottserve.workers.models.loading import LoadedModel
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One row on one text. `page_bits_per_element` is measured from storage, everything included."""
+    """One row on one text.
+
+    Attributes:
+        page_bits_per_element: measured from the storage of the pages, scales, zeros and masks included.
+        num_frozen_heads: (layer, KV head) pairs that stopped tracing outliers, their evicted pool being full.
+    """
 
     policy: str
     text: str
     page_bits_per_element: float
+    num_frozen_heads: int
     quality: Quality
 
 
@@ -56,6 +62,7 @@ def sweep(
             policy=row.name,
             text=text.name,
             page_bits_per_element=stream.page_bits_per_element,
+            num_frozen_heads=stream.num_frozen_heads,
             quality=summarise(found, stream.spec.tail_capacity),
         )
         for row, stream, found in zip(rows, streams, parts, strict=True)

@@ -1,0 +1,66 @@
+"""Figures by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from ottserve.evaluation.measures import POSITIONS_PER_POINT, PositionMeasures, compare, summarise
+
+
+def logits(*probabilities: float) -> Tensor:
+    return torch.tensor([probabilities]).log()
+
+
+def test_kl_is_of_the_reference_to_the_policy() -> None:
+    """The direction matters: the other one is 0.1438."""
+    measured = compare(logits(0.5, 0.5), logits(0.75, 0.25), torch.tensor([0]))
+    assert measured.kl.item() == pytest.approx(0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25))
+    assert measured.kl.item() == pytest.approx(0.1438, abs=1e-4)
+    backwards = compare(logits(0.75, 0.25), logits(0.5, 0.5), torch.tensor([0]))
+    assert backwards.kl.item() == pytest.approx(0.1308, abs=1e-4)
+
+
+def test_nll_is_of_the_token_that_follows() -> None:
+    measured = compare(logits(0.5, 0.5), logits(0.75, 0.25), torch.tensor([1]))
+    assert measured.nll.item() == pytest.approx(-math.log(0.25))
+    assert measured.reference_nll.item() == pytest.approx(-math.log(0.5))
+    assert len(compare(logits(0.5, 0.5), logits(0.75, 0.25), torch.tensor([], dtype=torch.int64)).nll) == 0
+
+
+def test_same_top1() -> None:
+    reference = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+    policy = torch.tensor([[0.0, 9.0, 9.5], [3.0, 2.0, 1.0]])
+    assert compare(reference, policy, torch.tensor([0, 0])).same_top1.tolist() == [True, False]
+
+
+def part(kl: list[float], nll: list[float]) -> PositionMeasures:
+    return PositionMeasures(torch.tensor(kl), torch.tensor(kl) < 0.5, torch.tensor(nll), torch.zeros(len(nll)))
+
+
+def test_positions_that_see_an_exact_cache_do_not_count() -> None:
+    quality = summarise([part([9.0, 9.0], [9.0, 9.0]), part([0.2, 0.4, 0.6], [1.0, 3.0])], first_position=2)
+    assert quality.kl == pytest.approx(0.4)
+    assert quality.same_top1 == pytest.approx(2 / 3)
+    assert quality.perplexity == pytest.approx(math.exp(2.0))
+    assert quality.perplexity_ratio == pytest.approx(math.exp(2.0))
+    assert quality.num_tokens == 5
+
+
+def test_p99_is_over_positions() -> None:
+    quality = summarise([part([i / 100 for i in range(101)], [0.0] * 100)], first_position=0)
+    assert quality.kl_p99 == pytest.approx(0.99)
+
+
+def test_kl_by_position_begins_at_the_beginning() -> None:
+    kl = [1.0] * POSITIONS_PER_POINT + [3.0] * 2
+    quality = summarise([part(kl, [0.0] * len(kl))], first_position=100)
+    assert quality.kl_by_position == pytest.approx((1.0, 3.0))
+
+
+def test_a_text_in_which_nothing_is_sealed_is_refused() -> None:
+    with pytest.raises(ValueError, match="5 tokens: at least 6"):
+        summarise([part([0.0] * 5, [0.0] * 4)], first_position=4)

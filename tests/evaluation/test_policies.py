@@ -1,0 +1,46 @@
+"""Rows by name: what they mean, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from ottserve.evaluation.policies import REFERENCE, parse_policies, parse_policy
+from ottserve.workers.settings import CacheSettings
+
+
+def test_a_name_alone_is_the_policy_as_it_comes() -> None:
+    assert parse_policy("ott").cache == CacheSettings(policy="ott")
+    assert parse_policy("fp16") == REFERENCE
+
+
+def test_settings_are_overridden() -> None:
+    cache = parse_policy("ott:k_bits=4,fit_rounds=8,keep=largest,plain_layers=0+3").cache
+    assert (cache.k_bits, cache.fit_rounds, cache.keep, cache.plain_layers) == (4, 8, "largest", (0, 3))
+    assert parse_policy("ott:plain_layers=").cache.plain_layers == ()
+
+
+def test_rows_have_blanks_between() -> None:
+    assert [row.name for row in parse_policies("fp16  ott ott:pool=4")] == ["fp16", "ott", "ott:pool=4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("h2o", "h2o: cache.policy"),
+        ("ott:bits=2", "cache.bits"),
+        ("ott:k_bits=3", "cache.k_bits"),
+        ("ott:k_bits", "'k_bits' is not of the form setting=value"),
+        ("ott:policy=kivi", "policy can't be set"),
+        ("ott:num_pages=9", "num_pages can't be set"),
+        ("kivi:pool=3", "policy kivi has no pool"),
+    ],
+)
+def test_what_can_not_be_is_refused_by_name(name: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        parse_policy(name)
+
+
+@pytest.mark.parametrize(("names", "problem"), [("", "at least one"), ("ott kivi ott", "twice")])
+def test_no_row_and_one_row_twice_are_refused(names: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        parse_policies(names)
