@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ottserve.cli import ask, chat, evaluate, idle, info, metrics, serve, tokens
+from ottserve.cli import ask, bench, chat, evaluate, idle, info, metrics, serve, tokens
 
 app = typer.Typer(
     name="ottserve",
@@ -20,5 +20,6 @@ app.command("chat")(chat.chat)
 app.command("info")(info.info)
 app.command("tokenize")(tokens.tokenize)
 app.command("evaluate")(evaluate.evaluate)
+app.command("bench")(bench.bench)
 app.command("metrics")(metrics.metrics)
 app.command("wait-idle")(idle.wait_idle)
