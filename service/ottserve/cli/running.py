@@ -109,7 +109,8 @@ def _application(settings: ServeSettings, num_gpus_here: int):  # type: ignore[n
     if settings.model.device == "cuda" and not num_gpus_here:
         raise StartFailed("model.device=cuda: this machine has no GPU that Ray can see")
     uses_gpu = settings.model.device != "cpu" and num_gpus_here > 0
-    share = max(1, _num_cores() // settings.deployment.num_replicas)
+    # One core is left to gateway and Ray: threads of a replica that wait for one another's core are many times slower.
+    share = max(1, (_num_cores() - 1) // settings.deployment.num_replicas)
     replicas = replica_application(
         settings.engine,
         settings.deployment,

@@ -114,7 +114,7 @@ class DeploymentSettings(Section):
 
     num_replicas: int = Field(1, ge=1, le=1024, description="Replicas, each with a model and a cache of its own.")
     num_cpus: float | None = Field(
-        None, gt=0, description="CPU cores of a replica; default 1 with a GPU, else its share of all cores."
+        None, gt=0, description="CPU cores of a replica; default 1 with a GPU, else its share of all but one."
     )
     num_gpus: float | None = Field(None, ge=0, description="GPUs of a replica; default 1 where it computes on one.")
     stall_s: float = Field(120.0, gt=0, description="Work pending and no step for so long: the replica is replaced.")
