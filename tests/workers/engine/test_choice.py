@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ottserve.workers.api import SamplingParams
@@ -52,6 +52,7 @@ PARAMS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(logits=ROW, params=PARAMS, draw=st.integers(0, 999).map(lambda i: (i + 0.1234) / 1000))
 def test_follows_the_definition(logits, params, draw):
     token, is_right = choose(torch.tensor([logits]), [Draw(params, draw)], len(logits))
@@ -61,6 +62,7 @@ def test_follows_the_definition(logits, params, draw):
         assert int(token) == chosen(logits, params, draw)
 
 
+@settings(deadline=None)
 @given(logits=ROW, params=PARAMS, num_candidates=st.integers(1, 45), draw=st.sampled_from([0.0123, 0.5123, 0.9877]))
 def test_few_candidates_either_give_the_same_token_or_say_so(logits, params, num_candidates, draw):
     row, draws = torch.tensor([logits]), [Draw(params, draw)]
@@ -77,6 +79,7 @@ def test_candidates_that_hold_all_that_is_kept_are_enough():
     assert not bool(choose(torch.zeros(1, 100), [Draw(SamplingParams(min_p=0.5), 0.5)], 20)[1])
 
 
+@settings(deadline=None)
 @given(rows=st.lists(st.tuples(ROW, PARAMS, st.floats(0, 0.999)), min_size=2, max_size=6), order=st.randoms())
 def test_rows_do_not_feel_their_batch_mates(rows, order):
     """The same token in any batch and any order, however the mates are cut."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ottserve.workers.api import SamplingParams
@@ -37,6 +37,7 @@ ROW = st.tuples(
 )
 
 
+@settings(deadline=None)
 @given(rows=st.lists(ROW, min_size=1, max_size=4))
 def test_follows_the_rule_row_by_row(rows):
     counts = TokenCounts(len(rows), VOCAB, CPU)
@@ -59,6 +60,7 @@ class Holder:
         return History(self.token_ids, self.num_prompt, self.slot_id)
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_counts_equal_a_recount_while_sequences_come_grow_move_and_go(data):
     counts, holders = TokenCounts(3, VOCAB, CPU), {}

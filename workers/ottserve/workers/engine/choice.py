@@ -47,14 +47,19 @@ def choose(logits: Tensor, draws: Sequence[Draw], num_candidates: int) -> tuple[
     """
     tokens = logits.argmax(dim=-1)
     is_right = torch.ones_like(tokens, dtype=torch.bool)
-    index = [i for i, draw in enumerate(draws) if _is_plain(draw.params)]
-    if index:
-        tokens[index] = _choose_of_all(logits[index], [draws[i] for i in index])
-    index = [i for i, draw in enumerate(draws) if _is_cut(draw.params)]
-    if index:
-        of_index = [draws[i] for i in index]
-        tokens[index], is_right[index] = _choose_of_likeliest(logits[index], of_index, num_candidates)
+    plain = [i for i, draw in enumerate(draws) if _is_plain(draw.params)]
+    if plain:
+        tokens[plain] = _choose_of_all(rows_of(logits, plain), [draws[i] for i in plain])
+    cut = [i for i, draw in enumerate(draws) if _is_cut(draw.params)]
+    if cut:
+        of_cut = [draws[i] for i in cut]
+        tokens[cut], is_right[cut] = _choose_of_likeliest(rows_of(logits, cut), of_cut, num_candidates)
     return tokens, is_right
+
+
+def rows_of(logits: Tensor, index: list[int]) -> Tensor:
+    """Some rows, by rising index; without a copy where it is all of them."""
+    return logits if len(index) == logits.shape[0] else logits[index]
 
 
 def uniform(seed: int, token_index: int) -> float:
@@ -92,15 +97,18 @@ def _choose_of_all(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 def _choose_of_likeliest(logits: Tensor, draws: Sequence[Draw], num_candidates: int) -> tuple[Tensor, Tensor]:
     vocab_size = logits.shape[-1]
     values, token_ids = logits.topk(min(num_candidates, vocab_size), dim=-1)
-    weights = _weights(values, values[:, :1], draws).double()
-    mass = _mass(logits, draws) if any(_needs_mass(draw.params) for draw in draws) else weights[:, :1]
-    is_kept = _kept(values, weights, mass, draws)
-    top_k = _column([draw.params.top_k for draw in draws], logits).squeeze(-1)
-    is_right = (~is_kept[:, -1] & (top_k <= num_candidates)) | (num_candidates >= vocab_size)
+    num_kept = _num_kept(logits, values, draws)
+    least = values.gather(-1, num_kept - 1)
+    if num_candidates >= vocab_size:
+        weights = _weights(logits, values[:, :1], draws).where(logits >= least, 0.0)
+        return _invert(weights.double(), _uniforms(draws, logits)), torch.ones_like(token_ids[:, 0], dtype=torch.bool)
+    top_k = _column([draw.params.top_k for draw in draws], logits)
+    is_right = (num_kept < num_candidates) & (top_k <= num_candidates)
     # By rising id, so that the draw does not depend on how a device sorts equal logits.
     token_ids, by_id = token_ids.sort(dim=-1)
-    places = _invert(weights.where(is_kept, 0.0).gather(-1, by_id), _uniforms(draws, logits))
-    return token_ids.gather(-1, places.unsqueeze(-1)).squeeze(-1), is_right
+    weights = _weights(values, values[:, :1], draws).where(values >= least, 0.0).gather(-1, by_id)
+    places = _invert(weights.double(), _uniforms(draws, logits))
+    return token_ids.gather(-1, places.unsqueeze(-1)).squeeze(-1), is_right.squeeze(-1)
 
 
 def _needs_mass(params: SamplingParams) -> bool:
@@ -113,27 +121,28 @@ def _mass(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     return weights.sum(dim=-1, keepdim=True, dtype=torch.float64)
 
 
-def _kept(values: Tensor, weights: Tensor, mass: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Which candidates the cuts keep, bool `[S, C]`, a prefix of each row.
+def _num_kept(logits: Tensor, values: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """How many candidates the cuts keep, int64 `[S, 1]`, at least 1. With ties at the end, they are counted in.
 
     Args:
-        values: logits of the candidates, falling, `[S, C]`.
-        weights: float64 `[S, C]`, their probabilities but for a factor; the likeliest has 1.
-        mass: `[S, 1]`, weight of the vocabulary, for rows without top_k.
+        logits: `[S, V]`.
+        values: the C largest of them, falling, `[S, C]`.
         draws: S rows.
     """
-    num_candidates = values.shape[-1]
     top_k, top_p, min_p = (
         _column([getattr(draw.params, name) for draw in draws], values) for name in ("top_k", "top_p", "min_p")
     )
-    last = (top_k.long() - 1).clamp(min=0, max=num_candidates - 1)
+    weights = _weights(values, values[:, :1], draws).double()
+    last = (top_k.long() - 1).clamp(min=0, max=values.shape[-1] - 1)
     is_kept = (values >= values.gather(-1, last)) | (top_k == 0)
     kept_weights = weights.where(is_kept, 0.0)
-    mass = mass.where(top_k == 0, kept_weights.sum(dim=-1, keepdim=True))
+    mass = kept_weights.sum(dim=-1, keepdim=True)
+    if any(_needs_mass(draw.params) for draw in draws):
+        mass = mass.where(top_k > 0, _mass(logits, draws))
     before = kept_weights.cumsum(dim=-1) - kept_weights
     num_reaching = (is_kept & ((before < top_p * mass) | (top_p >= 1))).sum(dim=-1, keepdim=True)
-    is_kept &= values >= values.gather(-1, (num_reaching - 1).clamp(min=0))
-    return is_kept & (weights >= min_p)
+    is_kept &= (values >= values.gather(-1, num_reaching - 1)) & (weights >= min_p)
+    return is_kept.sum(dim=-1, keepdim=True)
 
 
 def _weights(logits: Tensor, largest: Tensor, draws: Sequence[Draw]) -> Tensor:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import structlog
 
 from ottserve.workers.api import (
     DeadlineExceeded,
     DuplicateRequest,
-    Finish,
     FinishReason,
     GenerationTask,
     Internal,
@@ -25,29 +23,26 @@ from ottserve.workers.api import (
 from ottserve.workers.core.counters import EngineCounters
 from ottserve.workers.core.event import TokenEvent
 from ottserve.workers.core.ledger import Ledger
-from ottserve.workers.core.plan import StepPlan
+from ottserve.workers.core.plan import SampleKey, StepPlan
 from ottserve.workers.core.scheduler import Scheduler
-from ottserve.workers.core.sequence import Sequence
 from ottserve.workers.engine.inputs import build_step
+from ottserve.workers.engine.live import LiveRequest
+from ottserve.workers.engine.penalties import History, TokenCounts
+from ottserve.workers.engine.readout import Readout
+from ottserve.workers.engine.report import all_counters, load_report
 from ottserve.workers.engine.runner import Runner
-from ottserve.workers.engine.sampler import SampledRow, sample
+from ottserve.workers.engine.sampler import SampledRow, Sampler
 from ottserve.workers.engine.tally import Tally
 from ottserve.workers.kv.moves import carry_out
 from ottserve.workers.kv.store import KVStore, PoolState
 from ottserve.workers.text.detokenizer import Vocabulary
-from ottserve.workers.text.output import Delta, OutputStream
 
 log = structlog.get_logger(__name__)
 
 Event = tuple[str, TextChunk | OttserveError]
 
-
-@dataclass(slots=True)
-class _Live:
-    """A live request: its sequence and its text."""
-
-    sequence: Sequence
-    output: OutputStream
+CHECK_INTERVAL_S = 10.0
+TOO_LATE = "the deadline passed before the answer was complete"
 
 
 class Engine:
@@ -74,12 +69,15 @@ class Engine:
         self._ledger = ledger
         self._store = store
         self._runner = runner
+        counts = TokenCounts(store.num_slots, model_info.vocab_size, store.device)
+        self._sampler = Sampler(counts, model_info.eos_token_ids)
         self._now = now
         self._tally = Tally()
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, LiveRequest] = {}
         self._aborted: list[str] = []
         self._pools: PoolState | None = None
         self._last_step_at: float | None = None
+        self._checked_at = now()
 
     @property
     def has_work(self) -> bool:
@@ -89,7 +87,7 @@ class Engine:
     @property
     def counters(self) -> EngineCounters:
         """Cumulative numbers."""
-        return self._tally.counters
+        return all_counters(self._tally.counters, self._scheduler, self._runner.num_replays)
 
     def add(self, task: GenerationTask) -> None:
         """Queue a task.
@@ -99,11 +97,10 @@ class Engine:
         """
         if task.request_id in self._live:  # an aborted request is live until its last chunk is out
             raise DuplicateRequest(f"request_id: a live request already has the id {task.request_id!r}")
-        sequence = self._scheduler.add(task)
-        self._live[task.request_id] = _Live(sequence, OutputStream(self._vocabulary, task))
+        self._live[task.request_id] = LiveRequest(self._scheduler.add(task), self._vocabulary)
 
     def abort(self, request_id: str) -> bool:
-        """Free what a live request holds, at once; its last chunk, ABORTED, comes out of the next step.
+        """Free what a live request holds, at once; its last chunks, ABORTED, come out of the next step.
 
         Returns:
             False if no live request has this id, which changes nothing.
@@ -121,94 +118,98 @@ class Engine:
         """Advance every sequence that runs by what one forward pass computes.
 
         Returns:
-            New text by request id, or the error that ended a request. Those whose chunk carries `finish` have ended.
+            New text by request id, or the error that ended a request. One of n samples ends with the chunk of its index
+            that carries `finish`, and the request with the last of them.
+
+        Raises:
+            LedgerBroken, LookupError: the books of pages and slots don't balance; looked at now and then when idle.
         """
         aborted, self._aborted = self._aborted, []
-        events = [self._close(request_id) for request_id in aborted]
-        events += [self._expire(sequence) for sequence in self._scheduler.expire()]
+        events = [event for request_id in aborted for event in self._close(request_id)]
+        late = dict.fromkeys(sequence.request_id for sequence in self._scheduler.expire())
+        events += [self._drop(request_id, DeadlineExceeded(TOO_LATE)) for request_id in late]
         plan = self._scheduler.plan()
         if not plan.is_empty:
             events += self._run(plan)
+        self._check_when_idle()
         return events
 
     def load_report(self) -> LoadReport:
         """The state now; `replica_id` is for the replica to fill in."""
-        pages, slots, pools = self._ledger.pages, self._ledger.slots, self._pool_state()
-        return LoadReport(
-            replica_id="",
-            num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
-            num_waiting_tokens=self._scheduler.num_waiting_tokens,
-            pages_used=pages.used,
-            pages_cached=pages.cached,
-            pages_free=pages.free,
-            pages_total=pages.total,
-            slots_used=slots.used,
-            slots_free=slots.free,
-            slots_total=slots.total,
-            pool_places_used=pools.pool_places_used,
-            pool_places_total=pools.pool_places_total,
-            evicted_places_used=pools.evicted_places_used,
-            evicted_places_total=pools.evicted_places_total,
-            frozen_heads=pools.frozen_heads,
-            decode_tokens_per_s=self._tally.tokens_per_s(self._now()),
-            last_step_at=self._last_step_at,
-        )
+        if self._pools is None:
+            self._pools = self._store.pool_state(list(self._ledger.used_slot_ids))
+        rate = self._tally.tokens_per_s(self._now())
+        return load_report(self._scheduler, self._ledger, self._pools, rate, self._last_step_at)
 
     def _run(self, plan: StepPlan) -> list[Event]:
         try:
-            token_ids = self._compute(plan)
+            tokens = self._compute(plan)
         except Exception:
             log.exception("step_failed", num_sequences=len(plan.parts), num_tokens=plan.num_tokens)
-            return [self._fail(part.request_id) for part in plan.parts]
-        committed = self._scheduler.commit(plan, token_ids)
+            return [self._fail(request_id, "step_failed") for request_id in _request_ids(plan)]
+        bad = dict.fromkeys(key.request_id for key, token in zip(plan.sampling, tokens, strict=True) if token is None)
+        events = [self._fail(request_id, "non_finite_logits") for request_id in bad]
+        committed = self._scheduler.commit(plan, [token or 0 for token in tokens])
         self._last_step_at = self._now()
         self._tally.record(plan, len(committed), self._last_step_at)
         self._pools = None
-        return [self._advance(event) for event in committed]
+        events += [self._advance(event) for event in committed if event.request_id in self._live]
+        carry_out(self._store, self._scheduler.take_moves())
+        return events
 
-    def _compute(self, plan: StepPlan) -> list[int]:
+    def _compute(self, plan: StepPlan) -> list[int | None]:
+        """A token for each of `plan.sampling`; None where the model gave no number to choose by."""
         carry_out(self._store, self._scheduler.take_moves())
         logits = self._runner.run(build_step(plan, self._store.spec, self._store.device))
-        rows = [self._live[part.request_id].sequence for part in plan.sampling]
-        return sample(logits, [SampledRow(row.task.sampling, row.num_generated) for row in rows]) if rows else []
+        readout = Readout()
+        is_finite = readout.add(logits.amax(-1).isfinite())
+        read = self._sampler.sample(logits, [self._sampled_row(key) for key in plan.sampling], readout)
+        fetched = readout.fetch()
+        return [
+            token.token_id if finite else None for token, finite in zip(read(fetched), fetched[is_finite], strict=True)
+        ]
+
+    def _sampled_row(self, key: SampleKey) -> SampledRow:
+        sequence = self._live[key.request_id].sequence(key.index)
+        slot_id = 0 if sequence.lease is None else sequence.lease.slot_id
+        history = History(sequence.token_ids, sequence.num_prompt, slot_id)
+        return SampledRow(sequence.task.sampling, sequence.task.stops, history, sequence.seed_of(key.index))
 
     def _advance(self, event: TokenEvent) -> Event:
         """Turn a token into text; the one place where text may end a sequence."""
-        delta = self._live[event.request_id].output.push(event)
-        if delta.must_stop:
-            self._scheduler.end(event.request_id, FinishReason.STOP_STRING)
-        return event.request_id, self._chunk(event.request_id, delta)
+        live = self._live[event.request_id]
+        try:
+            chunk, must_stop = live.push(event, self._now())
+        except Exception:
+            log.exception("output_failed", request_id=event.request_id)
+            return self._fail(event.request_id, "output_failed")
+        if must_stop:
+            self._scheduler.end_sample(SampleKey(event.request_id, event.index), FinishReason.STOP_STRING)
+        if live.is_over:
+            del self._live[event.request_id]
+        return event.request_id, chunk
 
-    def _chunk(self, request_id: str, delta: Delta) -> TextChunk:
-        if delta.finish is None:
-            return TextChunk(request_id, delta.text, delta.token_ids)
-        sequence = self._live.pop(request_id).sequence
-        finish = Finish(
-            reason=delta.finish,
-            usage=sequence.usage(),
-            timings=sequence.timings(self._now()),
-            seed=sequence.task.sampling.seed,
-            matched_stop=delta.matched_stop,
-        )
-        return TextChunk(request_id, delta.text, delta.token_ids, finish)
+    def _close(self, request_id: str) -> list[Event]:
+        """The last chunks of a request that was aborted."""
+        return [(request_id, chunk) for chunk in self._live.pop(request_id).close(self._now())]
 
-    def _close(self, request_id: str) -> Event:
-        """The last chunk of a request that was aborted."""
-        return request_id, self._chunk(request_id, self._live[request_id].output.close(FinishReason.ABORTED))
-
-    def _expire(self, sequence: Sequence) -> Event:
-        """Tell the caller of a request that the scheduler has ended for being late."""
-        del self._live[sequence.request_id]
-        return sequence.request_id, DeadlineExceeded("the deadline passed before the answer was complete")
-
-    def _fail(self, request_id: str) -> Event:
-        error = Internal("the step that computed this request failed", "step_failed")
+    def _fail(self, request_id: str, reason: str) -> Event:
+        """End a request by a fault of ours."""
+        error = Internal("the step that computed this request failed", reason)
         self._scheduler.end(request_id, error)
+        return self._drop(request_id, error)
+
+    def _drop(self, request_id: str, error: OttserveError) -> Event:
+        """Forget a request that the scheduler has ended, and tell its caller why."""
         del self._live[request_id]
         return request_id, error
 
-    def _pool_state(self) -> PoolState:
-        if self._pools is None:
-            self._pools = self._store.pool_state(list(self._ledger.used_slot_ids))
-        return self._pools
+    def _check_when_idle(self) -> None:
+        now = self._now()
+        if self._scheduler.is_idle and now - self._checked_at >= CHECK_INTERVAL_S:
+            self._checked_at = now
+            self._scheduler.check()
+
+
+def _request_ids(plan: StepPlan) -> list[str]:
+    return list(dict.fromkeys(part.request_id for part in plan.parts))

@@ -6,6 +6,7 @@ Knows nothing of sampling: it is told which token stands at each position.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def read_logprobs(
         A function from what `readout` fetched to S results.
     """
     places = [readout.add(tensor) for tensor in (token_ids, *_look_up(logits, token_ids))]
-    return lambda fetched: _tell(*(fetched[place] for place in places), num_top)
+    return lambda fetched: _tell([fetched[place].tolist() for place in places], num_top)
 
 
 def read_prompt_logprobs(
@@ -70,16 +71,13 @@ def _look_up(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return chosen, top, top_ids
 
 
-def _tell(
-    token_ids: Tensor, chosen: Tensor, top: Tensor, top_ids: Tensor, num_top: Sequence[int]
-) -> list[TokenLogprob]:
+def _tell(columns: list[list[Any]], num_top: Sequence[int]) -> list[TokenLogprob]:
     """Equal ones are told by rising id."""
-    rows = zip(token_ids.long().tolist(), chosen.tolist(), top.tolist(), top_ids.long().tolist(), num_top, strict=True)
     return [
-        TokenLogprob(token_id, logprob, tuple(sorted(zip(ids, values, strict=True), key=_by_likelihood)[:count]))
-        for token_id, logprob, values, ids, count in rows
+        TokenLogprob(int(token_id), logprob, tuple(sorted(zip(map(int, ids), top, strict=True), key=_by_rank)[:count]))
+        for token_id, logprob, top, ids, count in zip(*columns, num_top, strict=True)
     ]
 
 
-def _by_likelihood(pair: tuple[int, float]) -> tuple[float, int]:
+def _by_rank(pair: tuple[int, float]) -> tuple[float, int]:
     return -pair[1], pair[0]
