@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -54,3 +56,37 @@ def test_a_gateway_whose_clock_runs_ahead_gives_no_negative_time(task: Callable[
 def test_only_a_sequence_that_runs_has_a_next_step(task: Callable[..., GenerationTask], spec: KVSpec) -> None:
     with pytest.raises(RuntimeError, match="'a' is not running"):
         Sequence(task("a")).next_step(1, spec)
+
+
+STOP = 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "token_ids", "reasons"),
+    [
+        pytest.param({"stop_token_ids": (STOP,)}, [OTHER, STOP], [None, FinishReason.STOP_TOKEN], id="stop token"),
+        pytest.param({"ignore_eos": True}, [0, 1, 0], [None, None, FinishReason.LENGTH], id="neither EOS stops"),
+        pytest.param(
+            {"ignore_eos": True, "stop_token_ids": (1,)},
+            [0, 1],
+            [None, FinishReason.STOP_TOKEN],
+            id="EOS as stop token",
+        ),
+        pytest.param({"stop_token_ids": (0,)}, [0], [FinishReason.EOS], id="EOS is EOS first"),
+        pytest.param(
+            {"min_new_tokens": 1, "stop_token_ids": (STOP,)}, [STOP, STOP], [None, FinishReason.STOP_TOKEN], id="early"
+        ),
+        pytest.param(
+            {"min_new_tokens": 3}, [0, 0, 0], [None, None, FinishReason.LENGTH], id="never before the minimum"
+        ),
+        pytest.param(
+            {"stop_token_ids": (STOP,)}, [7, 7, STOP], [None, None, FinishReason.STOP_TOKEN], id="as the last permitted"
+        ),
+    ],
+)
+def test_ends_by_tokens_as_asked(
+    task: Callable[..., GenerationTask], asked: dict[str, Any], token_ids: list[int], reasons: list[FinishReason | None]
+) -> None:
+    base = task("a", num_new=3)
+    sequence = Sequence(replace(base, stops=replace(base.stops, **asked)))
+    assert [sequence.advance(token_id, EOS_IDS, 0.0) for token_id in token_ids] == reasons

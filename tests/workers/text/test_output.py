@@ -113,3 +113,22 @@ def test_an_incomplete_character_comes_out_at_an_abort(byte_level_vocabulary: Vo
     stream = OutputStream(byte_level_vocabulary, task())
     assert stream.push(TokenEvent("r", byte_level_vocabulary.tokenizer.token_to_id("Ã"))).text == ""
     assert stream.close(FinishReason.ABORTED).text == "\ufffd"
+
+
+def test_a_stop_string_within_the_first_tokens_is_text(byte_level_vocabulary: Vocabulary) -> None:
+    ids = [token_id for letter in "xyxyz" for token_id in ids_of(byte_level_vocabulary, letter)]
+    stops = StopParams(max_new_tokens=9, stop=("xy",), min_new_tokens=3)
+    stream = OutputStream(byte_level_vocabulary, GenerationTask("r", (1,), SamplingParams(), stops, 0.0))
+    deltas = run(stream, ids, FinishReason.LENGTH)
+    assert "".join(delta.text for delta in deltas) == "xy"
+    assert (deltas[-1].finish, len(deltas)) == (FinishReason.STOP_STRING, 4)
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "x"), (True, "xy")])
+def test_a_stop_token_is_shown_as_a_stop_string_would_be(
+    byte_level_vocabulary: Vocabulary, include: bool, text: str
+) -> None:
+    ids = [token_id for letter in "xy" for token_id in ids_of(byte_level_vocabulary, letter)]
+    deltas = run(OutputStream(byte_level_vocabulary, task(include=include)), ids, FinishReason.STOP_TOKEN)
+    assert "".join(delta.text for delta in deltas) == text
+    assert (deltas[-1].finish, deltas[-1].token_ids) == (FinishReason.STOP_TOKEN, (ids[1],))

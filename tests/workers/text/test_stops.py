@@ -89,3 +89,29 @@ def test_an_empty_stop_is_refused_by_name() -> None:
     with pytest.raises(InvalidField, match="stop") as refusal:
         StopFinder(("a", ""))
     assert refusal.value.field == "stop"
+
+
+@given(
+    early=st.lists(few_letters, max_size=6),
+    late=st.lists(few_letters, max_size=6),
+    stops=st.lists(st.text("abc", min_size=1, max_size=5), max_size=4).map(tuple),
+)
+def test_a_stop_that_is_complete_too_early_is_text(early: list[str], late: list[str], stops: tuple[str, ...]) -> None:
+    """Only a stop whose last character comes with the late text counts; it may have begun before."""
+    finder = StopFinder(stops)
+    out = "".join(finder.push(piece, may_stop=False).text for piece in early)
+    found = None
+    for piece in late:
+        found = finder.push(piece)
+        out += found.text
+        if found.stop is not None:
+            break
+    if found is None or found.stop is None:
+        out += finder.flush()
+        assert out == "".join(early) + "".join(late)
+        return
+    whole, begun = "".join(early + late), "".join(early)
+    assert whole.startswith(out + found.stop)
+    assert len(out) + len(found.stop) > len(begun)
+    ends = [end for end in range(len(begun) + 1, len(whole) + 1) if any(whole[:end].endswith(stop) for stop in stops)]
+    assert len(out) + len(found.stop) == ends[0]

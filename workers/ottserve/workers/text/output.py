@@ -36,15 +36,18 @@ class Delta:
 class OutputStream:
     """Turns one request's tokens into text.
 
-    How an answer ends, in this order: a stop string in its text (STOP_STRING, found here), else an EOS token (EOS) or
-    the last permitted token (LENGTH), both decided by `Sequence.advance`, or an abort (ABORTED). The token that
-    completes a stop string is counted, and none after it.
+    How an answer ends, in this order: a stop string in its text (STOP_STRING, found here), else an EOS token (EOS), a
+    stop token (STOP_TOKEN) or the last permitted token (LENGTH), all decided by `Sequence.advance`, or an abort
+    (ABORTED). The token that completes a stop string is counted, and none after it. A stop string that is complete
+    within the first `min_new_tokens` tokens is text like any other.
     """
 
     def __init__(self, vocabulary: Vocabulary, task: GenerationTask) -> None:
         self._skip_special_tokens = task.skip_special_tokens
         self._detokenizer = Detokenizer(vocabulary, skip_special_tokens=task.skip_special_tokens)
         self._stops = StopFinder(task.stops.stop, include_stop_text=task.stops.include_stop_text)
+        self._min_new_tokens = task.stops.min_new_tokens
+        self._include_stop_text = task.stops.include_stop_text
         self._num_tokens = 0
 
     @property
@@ -53,9 +56,14 @@ class OutputStream:
         return self._num_tokens
 
     def push(self, event: TokenEvent) -> Delta:
-        """Take the next token. An EOS that ends the answer counts as special, whatever the tokenizer says of it."""
+        """Take the next token. One that ends the answer is no text by itself.
+
+        An EOS counts as special, whatever the tokenizer says of it; a stop token is shown where a stop string would be.
+        """
         self._num_tokens += 1
-        is_hidden = event.finish is FinishReason.EOS and self._skip_special_tokens
+        is_hidden = (event.finish is FinishReason.EOS and self._skip_special_tokens) or (
+            event.finish is FinishReason.STOP_TOKEN and not self._include_stop_text
+        )
         text = "" if is_hidden else self._detokenizer.push(event.token_id)
         return self._delta(text, (event.token_id,), event.finish)
 
@@ -66,7 +74,7 @@ class OutputStream:
     def _delta(self, text: str, token_ids: tuple[int, ...], finish: FinishReason | None) -> Delta:
         if finish is not None:
             text += self._detokenizer.flush()
-        found = self._stops.push(text)
+        found = self._stops.push(text, may_stop=self._num_tokens > self._min_new_tokens)
         if found.stop is not None:
             return Delta(found.text, token_ids, FinishReason.STOP_STRING, found.stop, must_stop=finish is None)
         rest = "" if finish is None else self._stops.flush()

@@ -34,16 +34,22 @@ class StopFinder:
         self._include_stop_text = include_stop_text
         self._held = ""
 
-    def push(self, text: str) -> Found:
-        """Take new text. Not to be called again after a match: what follows a stop is nobody's text."""
+    def push(self, text: str, *, may_stop: bool = True) -> Found:
+        """Take new text. Not to be called again after a match: what follows a stop is nobody's text.
+
+        Args:
+            may_stop: whether a stop that this text completes counts. If not, it is text like any other.
+        """
         seen = self._held + text
         for end, char in enumerate(text, start=len(self._held) + 1):
             for prefix in self._prefixes:
                 prefix.advance(char)
             matched = next((prefix.stop for prefix in self._prefixes if prefix.is_whole), None)
-            if matched is not None:
+            if matched is not None and may_stop:
                 self._held = ""
                 return Found(seen[: end if self._include_stop_text else end - len(matched)], matched)
+            for prefix in self._prefixes:
+                prefix.pass_over()
         num_held = max((prefix.length for prefix in self._prefixes), default=0)
         sure = len(seen) - num_held
         self._held = seen[sure:]
@@ -67,6 +73,11 @@ class _Prefix:
     def is_whole(self) -> bool:
         """Whether the text ends with the stop."""
         return self.length == len(self.stop)
+
+    def pass_over(self) -> None:
+        """Go on behind a whole stop; its end may be the beginning of the next."""
+        if self.is_whole:
+            self.length = self._shorter[-1]
 
     def advance(self, char: str) -> None:
         """Take one more character of the text."""
