@@ -10,6 +10,7 @@ from ottserve.workers.engine.graphs import DecodeGraphs
 from ottserve.workers.kv.open_step import OpenStep
 from ottserve.workers.kv.step import StepTensors
 from ottserve.workers.kv.store import KVStore
+from ottserve.workers.models.support import has_plain_head
 
 
 class Runner:
@@ -45,6 +46,32 @@ class Runner:
             logits = self._forward(step, kv)
         kv.close()
         return logits
+
+    @torch.inference_mode()
+    def run_keeping_hidden(self, step: StepTensors) -> tuple[Tensor, Tensor]:
+        """As `run`, always eagerly, for a model with a plain head (`models/support.py`).
+
+        Returns:
+            Logits `[S, V]`, and what the model knew at each row of the step, `[T, H]`, from which `head` makes logits.
+        """
+        kv = OpenStep(self._store, step)
+        output = self._model.base_model(
+            input_ids=step.token_ids, position_ids=step.position_ids, use_cache=False, kv=kv
+        )
+        kv.close()
+        hidden: Tensor = output.last_hidden_state[0]
+        return self.head(hidden[step.sampled_rows]), hidden
+
+    @torch.inference_mode()
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits `[B, V]` of hidden states `[B, H]`."""
+        logits: Tensor = self._model.get_output_embeddings()(hidden)
+        return logits
+
+    @property
+    def has_plain_head(self) -> bool:
+        """Whether `head` is all that the model does to its last hidden states."""
+        return has_plain_head(self._model.config)
 
     def _forward(self, step: StepTensors, kv: OpenStep) -> Tensor:
         output = self._model(

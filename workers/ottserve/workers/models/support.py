@@ -14,6 +14,14 @@ UNSUPPORTED = {
     "num_kv_shared_layers": "layers that share keys and values",
 }
 
+# What a decoder may do to its logits behind the output matrix, by the name its configuration gives it.
+LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+
+
+def has_plain_head(config: PretrainedConfig) -> bool:
+    """Whether logits are the output matrix times the last hidden states, and nothing else."""
+    return all(getattr(config, field, None) in (None, 1, 1.0) for field in LOGIT_CHANGES)
+
 
 def model_shape(config: PretrainedConfig) -> ModelShape:
     """The shape of the cache that this model needs."""
