@@ -18,7 +18,7 @@ from ottserve.workers.core.moves import (
     TakeSnapshot,
 )
 from ottserve.workers.core.plan import SampleKey
-from ottserve.workers.core.prefix import Hit, PrefixCache
+from ottserve.workers.core.prefix import MISS, Hit, PrefixCache
 from ottserve.workers.core.sequence import Sequence
 
 
@@ -80,11 +80,13 @@ class Placement:
     def fork(self, sequence: Sequence) -> list[Sequence]:
         """The further samples of a sequence whose prompt is stored: same pages, a slot of their own each."""
         forks = []
+        lease_of_prompt = self._ledger.lease_of(sequence.key)
         for index in range(1, sequence.num_samples):
             lease = self._ledger.fork(sequence.key, SampleKey(sequence.request_id, index))
             forks.append(sequence.fork(index, lease))
+            self._moves.append(CopySlot(lease_of_prompt.slot_id, lease.slot_id))
         sequence.lease = self._ledger.lease_of(sequence.key)
-        self._moves.extend(CopySlot(sequence.lease.slot_id, fork.lease.slot_id) for fork in forks if fork.lease)
+        sequence.forks = tuple(forks)
         return forks
 
     def publish(self, sequence: Sequence) -> None:
@@ -108,6 +110,8 @@ class Placement:
         if sequence.saved is not None:
             left = [page.page_id for page in sequence.left_behind if not page.is_evicted]
             return Hit(tuple(left), None)
+        if sequence.task.prompt_logprobs is not None:
+            return MISS
         # The last token is always computed, since nothing else gives its logits.
         most = (sequence.num_prompt - 1) // self._spec.group
         return self._prefix.find(sequence.task.prompt_ids, sequence.task.cache_salt, most)

@@ -103,6 +103,11 @@ class Scheduler:
         return sum(sequence.num_pending for sequence in self._waiting.values())
 
     @property
+    def num_pages_evicted(self) -> int:
+        """Cached pages given up to make room."""
+        return self._prefix.num_evicted
+
+    @property
     def is_idle(self) -> bool:
         """Whether no request is live."""
         return not self._samples

@@ -34,6 +34,7 @@ class Sequence:
         lease: slots and pages, None while waiting and once ended.
         saved: what is in host memory while it is preempted.
         left_behind: its leading pages that were in the prefix cache when it was preempted, and may still be.
+        forks: samples 1 and on, once the first one's prompt is computed.
         ending: how it ended, None while live.
         admitted_at, first_token_at, ended_at: UNIX times, None until then.
     """
@@ -48,6 +49,7 @@ class Sequence:
     lease: Lease | None = None
     saved: SavedSequence | None = None
     left_behind: tuple[CachedPage, ...] = ()
+    forks: tuple[Sequence, ...] = ()
     ending: Ending | None = None
     admitted_at: float | None = None
     first_token_at: float | None = None
@@ -70,11 +72,6 @@ class Sequence:
     def rank(self) -> tuple[int, int, int]:
         """The lowest goes first: by priority, then by arrival."""
         return -self.task.priority, self.arrival, self.index
-
-    @property
-    def seed(self) -> int:
-        """The seed of this sample; a request of one sample with this seed would say the same."""
-        return sample_seed(self.task.sampling.seed, self.index)
 
     @property
     def num_prompt(self) -> int:
@@ -109,6 +106,14 @@ class Sequence:
         """Sealed pages if it runs to its last permitted token, which is given out, but never stored."""
         return self.pages_at(self.num_prompt + self.task.stops.max_new_tokens - 1, spec)
 
+    def sample(self, index: int) -> Sequence:
+        """The sequence of a sample: this one for index 0, and for all while its prompt is being computed."""
+        return self.forks[index - 1] if index and self.forks else self
+
+    def seed_of(self, index: int) -> int:
+        """The seed of a sample; a request of one sample with this seed would draw the same."""
+        return sample_seed(self.task.sampling.seed, index)
+
     def fork(self, index: int, lease: Lease) -> Sequence:
         """Another sample of the same prompt. Only for one whose prompt is stored and that has no token yet."""
         return replace(self, index=index, lease=lease)
@@ -133,16 +138,19 @@ class Sequence:
     def advance(self, token_id: int, eos_token_ids: Collection[int], now: float) -> FinishReason | None:
         """Take the sampled token; say why the sequence ends with it, None if it goes on.
 
-        EOS as the last permitted token is EOS. Stop strings are found later, in the text (`workers.text.output`).
+        As the last permitted token EOS is EOS, and a stop token is a stop token. None of the first `min_new_tokens`
+        ends it so. Stop strings are found later, in the text (`workers.text.output`).
         """
         if self.first_token_at is None:
             self.first_token_at = now
         self.token_ids.append(token_id)
-        if token_id in eos_token_ids:
-            return FinishReason.EOS
-        if self.num_generated >= self.task.stops.max_new_tokens:
-            return FinishReason.LENGTH
-        return None
+        stops = self.task.stops
+        if self.num_generated > stops.min_new_tokens:
+            if token_id in eos_token_ids and not stops.ignore_eos:
+                return FinishReason.EOS
+            if token_id in stops.stop_token_ids:
+                return FinishReason.STOP_TOKEN
+        return FinishReason.LENGTH if self.num_generated >= stops.max_new_tokens else None
 
     def usage(self) -> Usage:
         """Token counts so far."""

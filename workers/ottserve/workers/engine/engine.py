@@ -25,15 +25,14 @@ from ottserve.workers.core.event import TokenEvent
 from ottserve.workers.core.ledger import Ledger
 from ottserve.workers.core.plan import SampleKey, StepPlan
 from ottserve.workers.core.scheduler import Scheduler
-from ottserve.workers.engine.inputs import build_step
+from ottserve.workers.core.sequence import Sequence
+from ottserve.workers.engine.compute import Computer
 from ottserve.workers.engine.live import LiveRequest
-from ottserve.workers.engine.penalties import History, TokenCounts
-from ottserve.workers.engine.readout import Readout
+from ottserve.workers.engine.penalties import TokenCounts
 from ottserve.workers.engine.report import all_counters, load_report
 from ottserve.workers.engine.runner import Runner
-from ottserve.workers.engine.sampler import SampledRow, Sampler
+from ottserve.workers.engine.sampler import Sampler
 from ottserve.workers.engine.tally import Tally
-from ottserve.workers.kv.moves import carry_out
 from ottserve.workers.kv.store import KVStore, PoolState
 from ottserve.workers.text.detokenizer import Vocabulary
 
@@ -70,7 +69,7 @@ class Engine:
         self._store = store
         self._runner = runner
         counts = TokenCounts(store.num_slots, model_info.vocab_size, store.device)
-        self._sampler = Sampler(counts, model_info.eos_token_ids)
+        self._computer = Computer(store, runner, Sampler(counts, model_info.eos_token_ids))
         self._now = now
         self._tally = Tally()
         self._live: dict[str, LiveRequest] = {}
@@ -143,7 +142,8 @@ class Engine:
 
     def _run(self, plan: StepPlan) -> list[Event]:
         try:
-            tokens = self._compute(plan)
+            self._computer.move(self._scheduler.take_moves())
+            tokens = self._computer.compute(plan, self._sequence)
         except Exception:
             log.exception("step_failed", num_sequences=len(plan.parts), num_tokens=plan.num_tokens)
             return [self._fail(request_id, "step_failed") for request_id in _request_ids(plan)]
@@ -154,26 +154,11 @@ class Engine:
         self._tally.record(plan, len(committed), self._last_step_at)
         self._pools = None
         events += [self._advance(event) for event in committed if event.request_id in self._live]
-        carry_out(self._store, self._scheduler.take_moves())
+        self._computer.move(self._scheduler.take_moves())
         return events
 
-    def _compute(self, plan: StepPlan) -> list[int | None]:
-        """A token for each of `plan.sampling`; None where the model gave no number to choose by."""
-        carry_out(self._store, self._scheduler.take_moves())
-        logits = self._runner.run(build_step(plan, self._store.spec, self._store.device))
-        readout = Readout()
-        is_finite = readout.add(logits.amax(-1).isfinite())
-        read = self._sampler.sample(logits, [self._sampled_row(key) for key in plan.sampling], readout)
-        fetched = readout.fetch()
-        return [
-            token.token_id if finite else None for token, finite in zip(read(fetched), fetched[is_finite], strict=True)
-        ]
-
-    def _sampled_row(self, key: SampleKey) -> SampledRow:
-        sequence = self._live[key.request_id].sequence(key.index)
-        slot_id = 0 if sequence.lease is None else sequence.lease.slot_id
-        history = History(sequence.token_ids, sequence.num_prompt, slot_id)
-        return SampledRow(sequence.task.sampling, sequence.task.stops, history, sequence.seed_of(key.index))
+    def _sequence(self, key: SampleKey) -> Sequence:
+        return self._live[key.request_id].sequence(key.index)
 
     def _advance(self, event: TokenEvent) -> Event:
         """Turn a token into text; the one place where text may end a sequence."""

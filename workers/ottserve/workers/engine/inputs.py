@@ -134,7 +134,8 @@ def _append_rounds(
 
 def _pieces(part: SequenceStep, spec: KVSpec) -> list[range]:
     """Positions of a chunk, cut at the seal points within it."""
-    pieces, start, end = [], part.start, part.start + len(part.token_ids)
+    pieces: list[range] = []
+    start, end = part.start, part.start + len(part.token_ids)
     while start < end:
         stop = min(end, spec.seal_point(part.num_sealed + len(pieces)))
         pieces.append(range(start, stop))

@@ -49,18 +49,24 @@ def make_engine(settings: EngineSettings, model: LoadedModel, progress: Progress
         f"the cache holds {(store.num_pages - 1) * spec.group:,} tokens at {spec.bits_per_element:.2f} bits an element "
         f"(policy {spec.policy}, {store.num_pages * store.page_bytes / 2**20:,.0f} MiB of pages)"
     )
+    runner = Runner(model.module, store)
+    graphs = _wants_graphs(settings, model)
+    if graphs:
+        progress("capturing decode steps as CUDA graphs")
+        most_pages = max(1, min(spec.sealed_pages(model.info.context_length), store.num_pages - 1))
+        runner.capture(settings.scheduler.max_running, most_pages)
     ledger = Ledger(store.num_pages, store.num_slots)
     prefix = PrefixCache(ledger, spec.group, spec.fingerprint, enabled=settings.cache.prefix_cache)
     scheduler = Scheduler(spec, ledger, prefix, _limits(settings, model), model.info.eos_token_ids, time.time)
     return Engine(
         model_info=model.info,
-        server_info=_server_info(settings, model, store),
+        server_info=_server_info(settings, model, store, graphs),
         tokenizer_files=model.tokenizer,
         vocabulary=Vocabulary.of(Tokenizer.from_str(model.tokenizer.tokenizer_json)),
         scheduler=scheduler,
         ledger=ledger,
         store=store,
-        runner=Runner(model.module, store),
+        runner=runner,
         now=time.time,
     )
 
@@ -77,6 +83,13 @@ def make_store(settings: EngineSettings, model: LoadedModel) -> KVStore:
     return KVStore(spec, capacity.num_pages, capacity.num_slots, exact, model.device)
 
 
+def _wants_graphs(settings: EngineSettings, model: LoadedModel) -> bool:
+    on_gpu = model.device.type == "cuda"
+    if settings.graphs.enabled and not on_gpu:
+        raise ValueError(f"graphs.enabled=True, model.device={model.device}: CUDA graphs need a CUDA device")
+    return on_gpu if settings.graphs.enabled is None else settings.graphs.enabled
+
+
 def _limits(settings: EngineSettings, model: LoadedModel) -> Limits:
     scheduler = settings.scheduler
     return Limits(
@@ -88,7 +101,7 @@ def _limits(settings: EngineSettings, model: LoadedModel) -> Limits:
     )
 
 
-def _server_info(settings: EngineSettings, model: LoadedModel, store: KVStore) -> ServerInfo:
+def _server_info(settings: EngineSettings, model: LoadedModel, store: KVStore, graphs: bool) -> ServerInfo:
     spec, scheduler = store.spec, settings.scheduler
     return ServerInfo(
         version=version("ottserve"),
@@ -110,7 +123,7 @@ def _server_info(settings: EngineSettings, model: LoadedModel, store: KVStore) -
         bits_per_element=spec.bits_per_element,
         token_capacity=(store.num_pages - 1) * spec.group,
         prefix_cache=settings.cache.prefix_cache,
-        graphs=False,
+        graphs=graphs,
         max_running=scheduler.max_running,
         max_waiting=scheduler.max_waiting,
         max_waiting_tokens=scheduler.max_waiting_tokens,

@@ -1,0 +1,60 @@
+"""A live request as the engine sees it: the text of its n samples, and what is told of them. Knows no step."""
+
+from __future__ import annotations
+
+from ottserve.workers.api import Finish, FinishReason, GenerationTask, TextChunk
+from ottserve.workers.core.event import TokenEvent
+from ottserve.workers.core.sequence import Sequence
+from ottserve.workers.text.detokenizer import Vocabulary
+from ottserve.workers.text.output import Delta, OutputStream
+
+
+class LiveRequest:
+    """From the first token of any sample to the end of the last."""
+
+    def __init__(self, sequence: Sequence, vocabulary: Vocabulary) -> None:
+        """`sequence` is the first sample, which stands for all until its prompt is computed."""
+        self._first = sequence
+        self._open = {index: OutputStream(vocabulary, sequence.task) for index in range(sequence.task.n)}
+
+    @property
+    def task(self) -> GenerationTask:
+        """What was asked for."""
+        return self._first.task
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all samples have ended."""
+        return not self._open
+
+    def sequence(self, index: int) -> Sequence:
+        """The sequence that computes a sample."""
+        return self._first.sample(index)
+
+    def push(self, event: TokenEvent, now: float) -> tuple[TextChunk, bool]:
+        """The chunk that a token gives, and whether its text ended the sample, which the scheduler can't know."""
+        delta = self._open[event.index].push(event)
+        return self._chunk(event.index, delta, now), delta.must_stop
+
+    def close(self, now: float) -> list[TextChunk]:
+        """The last chunks of an aborted request, one for each sample that had not ended."""
+        return [
+            self._chunk(index, output.close(FinishReason.ABORTED), now) for index, output in tuple(self._open.items())
+        ]
+
+    def _chunk(self, index: int, delta: Delta, now: float) -> TextChunk:
+        finish = None if delta.finish is None else self._finish(index, delta, delta.finish, now)
+        return TextChunk(self.task.request_id, delta.text, delta.token_ids, finish, index)
+
+    def _finish(self, index: int, delta: Delta, reason: FinishReason, now: float) -> Finish:
+        del self._open[index]
+        sequence = self.sequence(index)
+        return Finish(
+            reason=reason,
+            usage=sequence.usage(),
+            timings=sequence.timings(now),
+            seed=sequence.seed_of(index),
+            matched_stop=delta.matched_stop,
+            index=index,
+            matched_stop_token_id=sequence.token_ids[-1] if reason is FinishReason.STOP_TOKEN else None,
+        )
