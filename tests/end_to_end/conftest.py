@@ -44,9 +44,9 @@ class Service:
         return [line for pid, line in _command_lines() if _session(pid) == self.process.pid]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def start_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Service]]:
-    """Starts services; whatever still runs at the end is killed."""
+    """Starts services; whatever still runs when the module ends is ended, so that two never compete for the cores."""
     started: list[Service] = []
 
     def start(*flags: str) -> Service:
@@ -74,7 +74,7 @@ def start_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
             os.killpg(service.process.pid, signal.SIGKILL)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def service(start_service: Callable[..., Service]) -> Service:
     """One service for all tests that only call it."""
     return start_service()
