@@ -64,7 +64,7 @@ class EngineLike(Protocol):
         ...
 
     def step(self) -> list[tuple[str, Event]]:
-        """Advance. A request ends with the chunk that carries `finish`, or with an error of its own."""
+        """Advance. A request ends with the last of n chunks that carry `finish`, or with an error of its own."""
         ...
 
     def load_report(self) -> LoadReport: ...
@@ -140,6 +140,7 @@ class EngineThread:
         self._on_step: OnStep | None = on_step
         self._inbox: queue.SimpleQueue[Ticket | _Withdraw | _Abort | _Flush | _Stop] = queue.SimpleQueue()
         self._tickets: dict[str, Ticket] = {}
+        self._num_open: dict[Ticket, int] = {}
         self._withdrawn: set[str] = set()
         self._snapshot: Snapshot | None = None
         self._snapshot_at = 0.0
@@ -224,11 +225,12 @@ class EngineThread:
             self._report(engine, [(ticket, error)])
         else:
             self._tickets[request_id] = ticket
+            self._num_open[ticket] = ticket.task.n
 
     def _withdraw(self, engine: EngineLike, ticket: Ticket) -> None:
         request_id = ticket.task.request_id
         if self._tickets.get(request_id) is ticket:
-            del self._tickets[request_id]
+            self._forget(ticket)
             self._withdrawn.add(request_id)
             engine.abort(request_id)
 
@@ -258,9 +260,14 @@ class EngineThread:
         ticket = self._tickets.get(request_id)
         if ticket is None:
             return None
-        if isinstance(event, OttserveError) or event.finish:
-            del self._tickets[request_id]
+        if isinstance(event, TextChunk) and event.finish:
+            self._num_open[ticket] -= 1
+        if isinstance(event, OttserveError) or self._num_open[ticket] == 0:
+            self._forget(ticket)
         return ticket, event
+
+    def _forget(self, ticket: Ticket) -> None:
+        del self._tickets[ticket.task.request_id], self._num_open[ticket]
 
     def _observe(self, duration_s: float, counters: EngineCounters) -> None:
         if self._on_step is None:

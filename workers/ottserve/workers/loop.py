@@ -92,7 +92,7 @@ class EngineLoop:
         return await asyncio.shield(self._ready)
 
     async def generate(self, task: GenerationTask) -> AsyncGenerator[TextChunk, None]:
-        """Run a task and yield what it makes, at most one chunk per message interval.
+        """Run a task and yield what it makes, at most one chunk a sample per message interval.
 
         Leaving the generator early aborts the task. Raises `OttserveError`: the engine's own, `Unavailable` when not
         ready, `DeadlineExceeded`.
@@ -101,12 +101,12 @@ class EngineLoop:
             raise Unavailable(f"the replica is {self.phase.value}")
         ticket = Ticket(task)
         stream = self._open(ticket)
+        num_open = task.n
         try:
-            while True:
+            while num_open:
                 chunk = await _take_before(stream, task.deadline_at)
+                num_open -= chunk.finish is not None
                 yield chunk
-                if chunk.finish:
-                    return
         finally:
             self._close(ticket)
 
@@ -176,7 +176,7 @@ class EngineLoop:
     def _open(self, ticket: Ticket) -> Stream:
         if not self._streams:
             self._advanced_at = self._clock()
-        stream = self._streams[ticket] = Stream(ticket.task.request_id, self._interval_s, self._clock)
+        stream = self._streams[ticket] = Stream(ticket.task.request_id, self._interval_s, self._clock, ticket.task.n)
         self._idle.clear()
         self._thread.submit(ticket)
         return stream

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
 
-from ottserve.workers.api import Finish, OttserveError, TextChunk
+from ottserve.workers.api import OttserveError, TextChunk
 
 
 class Stream:
@@ -17,14 +19,25 @@ class Stream:
     and the cost of a message is paid once for all that has gathered.
     """
 
-    def __init__(self, request_id: str, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`interval_s` is the least time between two messages; the first and the last never wait for it."""
+    def __init__(
+        self,
+        request_id: str,
+        interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        num_samples: int = 1,
+    ) -> None:
+        """Gather the answer of `num_samples` samples.
+
+        Args:
+            interval_s: the least time between two rounds of messages, each of one message for every sample of which
+                something is there; the first round and the last never wait for it.
+        """
         self.request_id = request_id
         self._interval_s = interval_s
         self._clock = clock
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-        self._finish: Finish | None = None
+        self._num_open = num_samples
+        self._gathered: dict[int, list[TextChunk]] = {}
+        self._round: list[TextChunk] = []
         self._error: OttserveError | None = None
         self._arrived = asyncio.Event()
         self._ended = asyncio.Event()
@@ -32,7 +45,7 @@ class Stream:
 
     @property
     def ended(self) -> bool:
-        """Whether the last chunk or an error has been put; later ones are dropped."""
+        """Whether every sample's last chunk or an error has been put; what comes later is dropped."""
         return self._ended.is_set()
 
     def put(self, event: TextChunk | OttserveError) -> None:
@@ -42,29 +55,42 @@ class Stream:
         if isinstance(event, OttserveError):
             self._error = event
         else:
-            self._text.append(event.text)
-            self._token_ids.extend(event.token_ids)
-            self._finish = event.finish
-        if self._error or self._finish:
+            self._gathered.setdefault(event.index, []).append(event)
+            self._num_open -= event.finish is not None
+        if self._error or self._num_open == 0:
             self._ended.set()
         self._arrived.set()
 
     async def take(self) -> TextChunk:
-        """Wait for the next message. Raises the error that ended the stream once all text before it was taken."""
-        await self._arrived.wait()
-        await self._wait_for_interval()
-        if self._error and not self._text:
-            raise self._error
-        chunk = TextChunk(self.request_id, "".join(self._text), tuple(self._token_ids), self._finish)
-        self._text.clear()
-        self._token_ids.clear()
+        """Wait for the next message. Raises the error that ended the stream once all that came before it was taken."""
+        if not self._round:
+            await self._arrived.wait()
+            await self._wait_for_interval()
+            if self._error and not self._gathered:
+                raise self._error
+            self._begin_round()
+        return self._round.pop(0)
+
+    def _begin_round(self) -> None:
+        self._round = [_merged(chunks) for _, chunks in sorted(self._gathered.items())]
+        self._gathered = {}
         if self._error is None:
             self._arrived.clear()
         self._next_at = self._clock() + self._interval_s
-        return chunk
 
     async def _wait_for_interval(self) -> None:
         remaining_s = self._next_at - self._clock()
         if remaining_s > 0 and not self.ended:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), remaining_s)
+
+
+def _merged(chunks: list[TextChunk]) -> TextChunk:
+    """Successive chunks of one sample as one."""
+    return replace(
+        chunks[-1],
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(chain.from_iterable(chunk.token_ids for chunk in chunks)),
+        logprobs=tuple(chain.from_iterable(chunk.logprobs for chunk in chunks)),
+        prompt_logprobs=tuple(chain.from_iterable(chunk.prompt_logprobs for chunk in chunks)),
+    )

@@ -106,6 +106,7 @@ class Engine:
         """
         if not self._scheduler.abort(request_id):
             return False
+        self._pools = None
         self._aborted.append(request_id)
         return True
 
@@ -123,6 +124,7 @@ class Engine:
         Raises:
             LedgerBroken, LookupError: the books of pages and slots don't balance; looked at now and then when idle.
         """
+        self._pools = None
         aborted, self._aborted = self._aborted, []
         events = [event for request_id in aborted for event in self._close(request_id)]
         late = dict.fromkeys(sequence.request_id for sequence in self._scheduler.expire())
@@ -152,7 +154,6 @@ class Engine:
         committed = self._scheduler.commit(plan, [token or 0 for token in tokens])
         self._last_step_at = self._now()
         self._tally.record(plan, len(committed), self._last_step_at)
-        self._pools = None
         events += [self._advance(event) for event in committed if event.request_id in self._live]
         self._computer.move(self._scheduler.take_moves())
         return events

@@ -53,7 +53,7 @@ def make_engine(settings: EngineSettings, model: LoadedModel, progress: Progress
     graphs = _wants_graphs(settings, model)
     if graphs:
         progress("capturing decode steps as CUDA graphs")
-        most_pages = max(1, min(spec.sealed_pages(model.info.context_length), store.num_pages - 1))
+        most_pages = max(1, min(model.info.context_length // spec.group, store.num_pages - 1))
         runner.capture(settings.scheduler.max_running, most_pages)
     ledger = Ledger(store.num_pages, store.num_slots)
     prefix = PrefixCache(ledger, spec.group, spec.fingerprint, enabled=settings.cache.prefix_cache)
