@@ -287,9 +287,11 @@ class Scheduler:
         decoding = [sequence for sequence in self._running.values() if sequence.is_decoding]
         for sequence in sorted(decoding, key=lambda sequence: sequence.rank):
             while sequence.lease is not None and not self._placement.grow(sequence):
-                self._preempt(max(self._running.values(), key=lambda sequence: sequence.rank))
+                self.preempt(max(self._running.values(), key=lambda sequence: sequence.rank))
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
+        """Put a running sequence back to wait; it holds nothing then, and goes on later where it stopped."""
+        self._plan = None
         self._placement.save(sequence)
         self._waiting[sequence.key] = self._running.pop(sequence.key)
         self.num_preemptions += 1
