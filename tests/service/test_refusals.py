@@ -23,6 +23,10 @@ def stops(**fields: Any) -> pb.GenerateRequest:
     return generate(stops=pb.StopParams(**fields))
 
 
+def form(**fields: Any) -> pb.GenerateRequest:
+    return generate(structured_output=pb.StructuredOutput(**fields))
+
+
 def token_ids(*ids: int) -> pb.GenerateRequest:
     return pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids))
 
@@ -54,6 +58,41 @@ def chat(*messages: tuple[str, str]) -> pb.GenerateRequest:
         (sampling(top_p=0), "sampling.top_p", "over 0 to 1"),
         (sampling(top_p=1.5), "sampling.top_p", "over 0 to 1"),
         (sampling(top_p=NAN), "sampling.top_p", "over 0 to 1"),
+        (sampling(min_p=-0.1), "sampling.min_p", "0 to 1"),
+        (sampling(min_p=NAN), "sampling.min_p", "0 to 1"),
+        (sampling(repetition_penalty=0), "sampling.repetition_penalty", "over 0 to 100"),
+        (sampling(repetition_penalty=INF), "sampling.repetition_penalty", "over 0 to 100"),
+        (sampling(presence_penalty=-101), "sampling.presence_penalty", "-100 to 100"),
+        (sampling(frequency_penalty=NAN), "sampling.frequency_penalty", "-100 to 100"),
+        (sampling(logit_bias={258: 1.0}), "sampling.logit_bias", "0 to 257"),
+        (sampling(logit_bias={-1: 1.0}), "sampling.logit_bias", "0 to 257"),
+        (sampling(logit_bias={5: INF}), "sampling.logit_bias[5]", "-100 to 100"),
+        (sampling(logit_bias=dict.fromkeys(range(1025), 1.0)), "sampling.logit_bias", "at most 1024 tokens"),
+        (stops(min_new_tokens=-1), "stops.min_new_tokens", "0 to 97"),
+        (stops(max_new_tokens=3, min_new_tokens=4), "stops.min_new_tokens", "0 to 3"),
+        (stops(stop_token_ids=[5, 258]), "stops.stop_token_ids[1]", "0 to 257"),
+        (stops(stop_token_ids=[5] * 65), "stops.stop_token_ids", "at most 64 tokens"),
+        (generate(output=pb.OutputParams(logprobs=-1)), "output.logprobs", "0 to 20"),
+        (generate(output=pb.OutputParams(prompt_logprobs=21)), "output.prompt_logprobs", "0 to 20"),
+        (form(), "structured_output", "one of json_schema, regex, choice or grammar"),
+        (form(json_schema=""), "structured_output.json_schema", "1 to 65536 bytes"),
+        (form(regex="x" * 4097), "structured_output.regex", "1 to 4096 bytes"),
+        (form(grammar="x" * 65537), "structured_output.grammar", "1 to 65536 bytes"),
+        (form(choice=pb.Choices()), "structured_output.choice.options", "1 to 1024 texts"),
+        (form(choice=pb.Choices(options=["a", ""])), "structured_output.choice.options[1]", "1 to 4096 characters"),
+        (
+            form(choice=pb.Choices(options=["x" * 4096] * 17)),
+            "structured_output.choice.options",
+            "65536 bytes together",
+        ),
+        (
+            generate(structured_output=pb.StructuredOutput(regex="a"), stops=pb.StopParams(ignore_eos=True)),
+            *("stops.ignore_eos", "false with structured_output"),
+        ),
+        (
+            generate(structured_output=pb.StructuredOutput(regex="a"), stops=pb.StopParams(min_new_tokens=1)),
+            *("stops.min_new_tokens", "0 with structured_output"),
+        ),
         (stops(max_new_tokens=0), "stops.max_new_tokens", "1 or more"),
         (stops(max_new_tokens=-1), "stops.max_new_tokens", "1 or more"),
         (stops(stop=["ok", ""]), "stops.stop[1]", "1 to 512 characters"),
@@ -83,18 +122,6 @@ async def test_bad_values_name_field_and_limit(
         (generate(n=2), "n"),
         (generate(priority=0), "priority"),
         (generate(cache_salt="s"), "cache_salt"),
-        (generate(structured_output=pb.StructuredOutput(regex="a")), "structured_output"),
-        (generate(structured_output=pb.StructuredOutput()), "structured_output"),
-        (sampling(min_p=0.1), "sampling.min_p"),
-        (sampling(repetition_penalty=1), "sampling.repetition_penalty"),
-        (sampling(presence_penalty=0), "sampling.presence_penalty"),
-        (sampling(frequency_penalty=0), "sampling.frequency_penalty"),
-        (sampling(logit_bias={5: 1.0}), "sampling.logit_bias"),
-        (stops(min_new_tokens=1), "stops.min_new_tokens"),
-        (stops(stop_token_ids=[5]), "stops.stop_token_ids"),
-        (stops(ignore_eos=False), "stops.ignore_eos"),
-        (generate(output=pb.OutputParams(logprobs=1)), "output.logprobs"),
-        (generate(output=pb.OutputParams(prompt_logprobs=0)), "output.prompt_logprobs"),
     ],
 )
 async def test_what_is_not_served_yet_is_refused_by_name(

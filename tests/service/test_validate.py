@@ -1,5 +1,6 @@
 """Every field of every request is read or refused, and no message whatever is our fault."""
 
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -72,7 +73,43 @@ PAIRS: dict[str, tuple[Any, Any]] = {
         pb.GenerateRequest(text=TEXT, sampling=pb.SamplingParams(**{name: value})),
         pb.GenerateRequest(text=TEXT),
     )
-    for name, value in {"temperature": 1.0, "top_k": 3, "top_p": 0.5, "seed": 9}.items()
+    for name, value in {
+        "temperature": 1.0,
+        "top_k": 3,
+        "top_p": 0.5,
+        "seed": 9,
+        "min_p": 0.5,
+        "repetition_penalty": 2,
+        "presence_penalty": -1,
+        "frequency_penalty": 1,
+        "logit_bias": {5: 1.0},
+    }.items()
+}
+PAIRS |= {
+    f"StopParams.{name}": (
+        pb.GenerateRequest(text=TEXT, stops=pb.StopParams(**{name: value})),
+        pb.GenerateRequest(text=TEXT),
+    )
+    for name, value in {"min_new_tokens": 1, "stop_token_ids": [5], "ignore_eos": True}.items()
+}
+PAIRS |= {
+    f"OutputParams.{name}": (
+        pb.GenerateRequest(text=TEXT, output=pb.OutputParams(**{name: 0})),
+        pb.GenerateRequest(text=TEXT),
+    )
+    for name in ("logprobs", "prompt_logprobs")
+}
+PAIRS |= {
+    name: (
+        pb.GenerateRequest(text=TEXT, structured_output=pb.StructuredOutput(**{name.partition(".")[2]: value})),
+        pb.GenerateRequest(text=TEXT),
+    )
+    for name, value in {
+        "StructuredOutput.json_schema": "{}",
+        "StructuredOutput.regex": "a",
+        "StructuredOutput.choice": pb.Choices(options=["a"]),
+        "StructuredOutput.grammar": 'root ::= "a"',
+    }.items()
 }
 # These take one value only; that another is refused is shown in test_refusals.py.
 ONE_VALUE = {"GenerateRequest.n"} | {
@@ -83,8 +120,10 @@ HOLDERS = {
     "GenerateRequest.sampling",
     "GenerateRequest.stops",
     "GenerateRequest.output",
+    "GenerateRequest.structured_output",
     "TokenIds.ids",
     "Chat.messages",
+    "Choices.options",
 }
 
 
@@ -104,7 +143,7 @@ def _collect(message: Descriptor, found: dict[str, FieldDescriptor]) -> None:
         if field.name in refused or name in found:
             continue
         found[name] = field
-        if field.message_type is not None:
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
             _collect(field.message_type, found)
 
 
@@ -126,9 +165,7 @@ async def test_every_served_field_makes_a_difference(gateway: Any, replicas: Any
         method = type(request).__name__.removesuffix("Request")
         answer = await getattr(gateway.stub, method)(request)
         task = replicas.tasks.pop() if replicas.tasks else None
-        seen.append(
-            (task.request_id, task.prompt_ids, task.sampling, task.stops, task.skip_special_tokens) if task else answer
-        )
+        seen.append(_parts(task) if task else answer)
     if name not in ("GenerateRequest.request_id", "SamplingParams.seed") and isinstance(seen[0], tuple):
         seen = [_without_drawn(parts) for parts in seen]
     assert seen[0] != seen[1]
@@ -136,22 +173,40 @@ async def test_every_served_field_makes_a_difference(gateway: Any, replicas: Any
 
 def _parts(task: Any) -> tuple[Any, ...]:
     """A task without its times."""
-    return task.request_id, task.prompt_ids, task.sampling, task.stops, task.skip_special_tokens
+    output = task.skip_special_tokens, task.logprobs, task.prompt_logprobs, task.form
+    return task.request_id, task.prompt_ids, task.sampling, task.stops, output
 
 
 def _without_drawn(parts: tuple[Any, ...]) -> tuple[Any, ...]:
     """A task without what is drawn anew for each request."""
     _, prompt_ids, sampling, *rest = parts
-    return prompt_ids, sampling.temperature, sampling.top_k, sampling.top_p, *rest
+    return prompt_ids, replace(sampling, seed=0), *rest
 
 
 FLOATS = st.floats(width=32)
 INT32 = st.integers(-(2**31), 2**31 - 1)
 TEXTS = st.text(max_size=20)
 SAMPLING = st.builds(
-    pb.SamplingParams, temperature=FLOATS | st.none(), top_k=INT32 | st.none(), top_p=FLOATS | st.none()
+    pb.SamplingParams,
+    temperature=FLOATS | st.none(),
+    top_k=INT32 | st.none(),
+    top_p=FLOATS | st.none(),
+    min_p=FLOATS | st.none(),
+    repetition_penalty=FLOATS | st.none(),
+    logit_bias=st.dictionaries(INT32 | st.integers(0, 257), FLOATS, max_size=2),
 )
-STOPS = st.builds(pb.StopParams, max_new_tokens=INT32 | st.none(), stop=st.lists(TEXTS, max_size=3))
+STOPS = st.builds(
+    pb.StopParams,
+    max_new_tokens=INT32 | st.none(),
+    min_new_tokens=INT32 | st.none(),
+    stop=st.lists(TEXTS, max_size=3),
+    stop_token_ids=st.lists(INT32 | st.integers(0, 257), max_size=2),
+)
+FORMS = st.none() | st.one_of(
+    st.builds(pb.StructuredOutput, regex=TEXTS),
+    st.builds(pb.StructuredOutput, choice=st.builds(pb.Choices, options=st.lists(TEXTS, max_size=2))),
+    st.just(pb.StructuredOutput()),
+)
 MESSAGES = st.builds(pb.ChatMessage, role=TEXTS | st.sampled_from(["user", "tool"]), content=TEXTS)
 INPUTS = st.one_of(
     st.fixed_dictionaries({"text": TEXTS}),
@@ -166,6 +221,8 @@ WHOLE = st.builds(
     request_id=st.just("") | TEXTS,
     sampling=SAMPLING,
     stops=STOPS,
+    structured_output=FORMS,
+    output=st.builds(pb.OutputParams, logprobs=st.none() | INT32, prompt_logprobs=st.none() | INT32),
     n=st.none() | INT32,
 )
 

@@ -537,7 +537,7 @@ Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
 
 @_typing.final
 class TokenLogprobs(_message.Message):
-    """The log probabilities at one position."""
+    """The log probabilities at one position, by the model's own distribution: before bias, penalties and temperature."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -545,7 +545,7 @@ class TokenLogprobs(_message.Message):
     TOP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def chosen(self) -> Global___TokenLogprob:
-        """The token that stands there."""
+        """The token that stands there. Absent for the first token of a prompt, which nothing predicts."""
 
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:

@@ -31,6 +31,7 @@ from ottserve.client.types import (
     ReplicaLoad,
     ServerInfo,
     Timings,
+    TokenLogprob,
     Tokens,
     Usage,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "StreamBroken",
     "Timings",
     "Tls",
+    "TokenLogprob",
     "Tokens",
     "Unauthenticated",
     "Unavailable",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -23,26 +24,39 @@ from ottserve.client.types import (
     ReplicaLoad,
     ServerInfo,
     Timings,
+    TokenLogprob,
     Usage,
 )
 from ottserve.v1 import generation_pb2 as pb
 
 Value = TypeVar("Value")
 
-SAMPLING = ("temperature", "top_k", "top_p", "seed")
-STOPS = ("max_new_tokens", "include_stop_text")
-OUTPUT = ("skip_special_tokens",)
+SAMPLING = (
+    *("temperature", "top_k", "top_p", "min_p", "seed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+STOPS = ("max_new_tokens", "min_new_tokens", "ignore_eos", "include_stop_text")
+OUTPUT = ("skip_special_tokens", "logprobs", "prompt_logprobs")
+FORMS = ("json_schema", "regex", "grammar")
 
 
 def generate_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
-    """The message that asks for an answer. Raises `TypeError` for a prompt that is none of the three kinds."""
+    """The message that asks for an answer.
+
+    Raises:
+        TypeError: the prompt is none of the three kinds.
+        ValueError: more than one form is asked for.
+    """
     request = pb.GenerateRequest(
         model=options.model,
         request_id=options.request_id,
-        sampling=pb.SamplingParams(**_given(options, SAMPLING)),
-        stops=pb.StopParams(stop=options.stop, **_given(options, STOPS)),
+        sampling=pb.SamplingParams(logit_bias=options.logit_bias, **_given(options, SAMPLING)),
+        stops=pb.StopParams(stop=options.stop, stop_token_ids=options.stop_token_ids, **_given(options, STOPS)),
         output=pb.OutputParams(**_given(options, OUTPUT)),
     )
+    form = _form(options)
+    if form is not None:
+        request.structured_output.CopyFrom(form)
     if isinstance(prompt, str):
         request.text = prompt
     elif isinstance(prompt, Chat):
@@ -67,14 +81,28 @@ def chat_message(chat: Chat) -> pb.Chat:
 def read_answer(response: pb.GenerateResponse) -> Answer:
     """The one sample of a response."""
     sample = response.samples[0]
-    return Answer(response.request_id, sample.text, tuple(sample.token_ids), read_finish(sample.finish))
+    return Answer(
+        response.request_id,
+        sample.text,
+        tuple(sample.token_ids),
+        read_finish(sample.finish),
+        tuple(_logprob(token) for token in sample.logprobs),
+        _prompt_logprobs(response.prompt_logprobs),
+    )
 
 
 def read_chunk(response: pb.GenerateStreamResponse) -> Chunk:
     """One message of a stream."""
     chunk = response.chunk
     finish = read_finish(response.finish) if response.HasField("finish") else None
-    return Chunk(response.request_id, chunk.text, tuple(chunk.token_ids), finish)
+    return Chunk(
+        response.request_id,
+        chunk.text,
+        tuple(chunk.token_ids),
+        finish,
+        tuple(_logprob(token) for token in chunk.logprobs),
+        _prompt_logprobs(response.prompt_logprobs.tokens),
+    )
 
 
 def read_finish(finish: pb.Finish) -> Finish:
@@ -91,6 +119,7 @@ def read_finish(finish: pb.Finish) -> Finish:
         ),
         seed=finish.seed,
         matched_stop=finish.matched_stop if finish.HasField("matched_stop") else None,
+        matched_stop_token_id=finish.matched_stop_token_id if finish.HasField("matched_stop_token_id") else None,
     )
 
 
@@ -124,6 +153,24 @@ def read_load(response: pb.GetLoadResponse) -> tuple[ReplicaLoad, ...]:
         )
         for replica in response.replicas
     )
+
+
+def _form(options: Options) -> pb.StructuredOutput | None:
+    given = _given(options, FORMS)
+    if options.choice is not None:
+        given["choice"] = pb.Choices(options=options.choice)
+    if len(given) > 1:
+        raise ValueError(f"an answer has one form, not {' and '.join(given)}")
+    return pb.StructuredOutput(**given) if given else None
+
+
+def _logprob(message: pb.TokenLogprobs) -> TokenLogprob:
+    top = tuple((token.token_id, token.logprob) for token in message.top)
+    return TokenLogprob(message.chosen.token_id, message.chosen.logprob, top)
+
+
+def _prompt_logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprob | None, ...]:
+    return tuple(_logprob(message) if message.HasField("chosen") else None for message in messages)
 
 
 def _given(options: Options, names: tuple[str, ...]) -> dict[str, Any]:

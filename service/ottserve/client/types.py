@@ -6,8 +6,8 @@ Token counts are `num_*`, times are seconds as `*_s`, sizes are bytes. None in `
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,35 @@ class Options:
     Attributes:
         temperature: 0 is greedy.
         seed: sending back the seed of an answer reproduces its text.
+        logit_bias: by token id.
         stop: strings that end the answer where they first appear.
+        logprobs, prompt_logprobs: how many of the likeliest tokens to tell at each position; None tells nothing.
+        json_schema, regex, choice, grammar: a form that the answer must have; at most one of them.
         request_id: unique among live requests; empty lets the server draw one.
     """
 
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool | None = None
     include_stop_text: bool | None = None
     skip_special_tokens: bool | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
     request_id: str = ""
     model: str = ""
 
@@ -88,33 +105,50 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of an answer. `seed` reproduces it; `matched_stop` is set where a stop string ended it."""
+    """The end of an answer. `seed` reproduces it; `matched_stop` or its token is set where a stop ended it."""
 
     reason: FinishReason
     usage: Usage
     timings: Timings
     seed: int
     matched_stop: str | None = None
+    matched_stop_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely a token was by the model's own distribution, and the likeliest tokens with theirs."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The whole answer to one prompt."""
+    """The whole answer to one prompt. The first token of a prompt has no logprob: None stands in its place."""
 
     request_id: str
     text: str
     token_ids: tuple[int, ...]
     finish: Finish
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of an answer. Concatenated `text` is the answer; the last chunk alone has `finish`."""
+    """A piece of an answer. Concatenated `text` is the answer; the last chunk alone has `finish`.
+
+    Pieces of the prompt's logprobs come first, one for each token of the prompt in all.
+    """
 
     request_id: str
     text: str
     token_ids: tuple[int, ...]
     finish: Finish | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

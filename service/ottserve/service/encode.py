@@ -11,7 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from ottserve.service.readiness import ServedModel
 from ottserve.service.settings import GatewaySettings
 from ottserve.v1 import generation_pb2 as pb
-from ottserve.workers.api import Finish, FinishReason, LoadReport, ServerInfo, TextChunk, Timings, Usage
+from ottserve.workers.api import Finish, FinishReason, LoadReport, ServerInfo, TextChunk, Timings, TokenLogprob, Usage
 
 REASONS: dict[FinishReason, pb.FinishReason.ValueType] = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,
@@ -21,11 +21,18 @@ REASONS: dict[FinishReason, pb.FinishReason.ValueType] = {
     FinishReason.ABORTED: pb.FINISH_REASON_ABORTED,
 }
 
+PROMPT_TOKENS_PER_MESSAGE = 1024
+"""Of their logprobs, with 20 alternatives each: some 300 kB, far below any message limit."""
+
 
 def stream_messages(chunk: TextChunk) -> Iterator[pb.GenerateStreamResponse]:
     """What has gathered, if anything, and then the end, if it is one."""
+    for begin in range(0, len(chunk.prompt_logprobs), PROMPT_TOKENS_PER_MESSAGE):
+        piece = chunk.prompt_logprobs[begin : begin + PROMPT_TOKENS_PER_MESSAGE]
+        prompt = pb.PromptLogprobs(tokens=map(_token_logprobs, piece))
+        yield pb.GenerateStreamResponse(request_id=chunk.request_id, prompt_logprobs=prompt)
     if chunk.text or chunk.token_ids:
-        event = pb.Chunk(text=chunk.text, token_ids=chunk.token_ids)
+        event = pb.Chunk(text=chunk.text, token_ids=chunk.token_ids, logprobs=map(_token_logprobs, chunk.logprobs))
         yield pb.GenerateStreamResponse(request_id=chunk.request_id, chunk=event)
     if chunk.finish is not None:
         yield pb.GenerateStreamResponse(request_id=chunk.request_id, finish=_finish(chunk.finish))
@@ -37,9 +44,11 @@ def whole_answer(request_id: str, chunks: Sequence[TextChunk]) -> pb.GenerateRes
     sample = pb.Sample(
         text="".join(chunk.text for chunk in chunks),
         token_ids=[token_id for chunk in chunks for token_id in chunk.token_ids],
+        logprobs=[_token_logprobs(token) for chunk in chunks for token in chunk.logprobs],
         finish=_finish(last) if last else None,
     )
-    return pb.GenerateResponse(request_id=request_id, samples=[sample])
+    prompt = [_token_logprobs(token) for chunk in chunks for token in chunk.prompt_logprobs]
+    return pb.GenerateResponse(request_id=request_id, samples=[sample], prompt_logprobs=prompt)
 
 
 def model_info(served: ServedModel) -> pb.GetModelInfoResponse:
@@ -90,7 +99,18 @@ def _finish(finish: Finish) -> pb.Finish:
     )
     if finish.matched_stop is not None:
         message.matched_stop = finish.matched_stop
+    elif finish.matched_stop_token_id is not None:
+        message.matched_stop_token_id = finish.matched_stop_token_id
     return message
+
+
+def _token_logprobs(token: TokenLogprob | None) -> pb.TokenLogprobs:
+    """Empty for the first token of a prompt, which nothing predicts."""
+    if token is None:
+        return pb.TokenLogprobs()
+    chosen = pb.TokenLogprob(token_id=token.token_id, logprob=token.logprob)
+    top = (pb.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in token.top)
+    return pb.TokenLogprobs(chosen=chosen, top=top)
 
 
 def _usage(usage: Usage) -> pb.Usage:

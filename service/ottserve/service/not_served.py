@@ -11,12 +11,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from ottserve.workers.api import NotImplementedField, invalid
 
 NOT_SERVED: dict[str, frozenset[str]] = {
-    "ottserve.v1.GenerateRequest": frozenset({"structured_output", "priority", "cache_salt"}),
-    "ottserve.v1.SamplingParams": frozenset(
-        {"min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"}
-    ),
-    "ottserve.v1.StopParams": frozenset({"min_new_tokens", "stop_token_ids", "ignore_eos"}),
-    "ottserve.v1.OutputParams": frozenset({"logprobs", "prompt_logprobs"}),
+    "ottserve.v1.GenerateRequest": frozenset({"priority", "cache_salt"}),
 }
 
 
@@ -31,7 +26,7 @@ def refuse_not_served(message: Message, path: str = "") -> None:
         name = f"{path}{field.name}"
         if field.name in refused:
             raise not_served(name, "set")
-        if field.message_type is None:
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
             continue
         for part in value if field.is_repeated else (value,):
             refuse_not_served(part, f"{name}.")

@@ -5,21 +5,19 @@ Knows the model's limits, not whether a replica has room: that is for admission 
 
 from __future__ import annotations
 
-import math
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from ottserve.service.forms import answer_form
 from ottserve.service.not_served import not_served, refuse_not_served
+from ottserve.service.parameters import num_logprobs, sampling_params, stop_params, within_vocabulary
 from ottserve.service.readiness import ServedModel
 from ottserve.service.tokenizer import TokenizedText
 from ottserve.v1 import generation_pb2 as pb
-from ottserve.workers.api import GenerationTask, ModelInfo, SamplingParams, StopParams, UnknownModel, invalid
+from ottserve.workers.api import GenerationTask, ModelInfo, UnknownModel, invalid
 
-MAX_TEMPERATURE = 100.0
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 512
 MAX_ROLE_CHARACTERS = 64
 REQUEST_ID = re.compile(r"[!-~]{1,128}")
 REQUEST_ID_LIMIT = "1 to 128 printable ASCII characters without spaces"
@@ -69,22 +67,24 @@ async def generation_task(
     request_id(request.request_id)
     if request.HasField("n") and request.n != 1:
         raise not_served("n", str(request.n)) if 1 < request.n <= 128 else invalid("n", request.n, "1 to 128")
-    sampling = _sampling(request.sampling, served.info.model, draw_seed)
-    stop = _stop_strings(request.stops.stop)
+    model = served.info.model
+    sampling = sampling_params(request.sampling, model, draw_seed)
+    logprobs = num_logprobs("logprobs", request.output)
+    prompt_logprobs = num_logprobs("prompt_logprobs", request.output)
     prompt_ids = await _prompt(request, served)
-    room = served.info.model.context_length - len(prompt_ids)
+    room = model.context_length - len(prompt_ids)
+    stops = stop_params(request.stops, room, default_max_new_tokens, model)
     return GenerationTask(
         request_id=request.request_id,
         prompt_ids=prompt_ids,
         sampling=sampling,
-        stops=StopParams(
-            max_new_tokens=_max_new_tokens(request.stops, room, default_max_new_tokens),
-            stop=stop,
-            include_stop_text=request.stops.include_stop_text,
-        ),
+        stops=stops,
         received_at=arrived.received_at,
         deadline_at=arrived.deadline_at,
         skip_special_tokens=_skip_special_tokens(request.output),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        form=answer_form(request, stops),
     )
 
 
@@ -109,7 +109,7 @@ async def detokenized(request: pb.DetokenizeRequest, served: ServedModel) -> str
     """The text of token ids. Raises InvalidField, UnknownModel."""
     refuse_not_served(request)
     known_model(request.model, served.info.model)
-    _within_vocabulary("token_ids", request.token_ids, served.info.model)
+    within_vocabulary("token_ids", request.token_ids, served.info.model)
     skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
     return await served.tokenizer.decode(request.token_ids, skip)
 
@@ -135,7 +135,7 @@ async def _prompt(request: pb.GenerateRequest, served: ServedModel) -> tuple[int
             ids = (await served.tokenizer.encode(request.text)).ids
         case "token_ids":
             ids = tuple(request.token_ids.ids)
-            _within_vocabulary("token_ids.ids", ids, served.info.model)
+            within_vocabulary("token_ids.ids", ids, served.info.model)
         case "chat":
             ids = (await _chat(request.chat, served)).ids
         case _:
@@ -155,48 +155,6 @@ async def _chat(chat: pb.Chat, served: ServedModel) -> TokenizedText:
     add = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
     messages = [{"role": message.role, "content": message.content} for message in chat.messages]
     return await served.tokenizer.encode_chat(messages, add)
-
-
-def _within_vocabulary(field: str, ids: Sequence[int], model: ModelInfo) -> None:
-    for i, token_id in enumerate(ids):
-        if not 0 <= token_id < model.vocab_size:
-            raise invalid(f"{field}[{i}]", token_id, f"a token id from 0 to {model.vocab_size - 1}")
-
-
-def _sampling(params: pb.SamplingParams, model: ModelInfo, draw_seed: Callable[[], int]) -> SamplingParams:
-    temperature = params.temperature if params.HasField("temperature") else model.default_temperature
-    top_k = params.top_k if params.HasField("top_k") else model.default_top_k
-    top_p = params.top_p if params.HasField("top_p") else model.default_top_p
-    if not (math.isfinite(temperature) and 0 <= temperature <= MAX_TEMPERATURE):
-        raise invalid("sampling.temperature", temperature, f"0 to {MAX_TEMPERATURE:g}")
-    if top_k < 0:
-        raise invalid("sampling.top_k", top_k, "0 or more")
-    if not (math.isfinite(top_p) and 0 < top_p <= 1):
-        raise invalid("sampling.top_p", top_p, "over 0 to 1")
-    return SamplingParams(
-        temperature=temperature,
-        top_k=min(top_k, model.vocab_size),
-        top_p=top_p,
-        seed=params.seed if params.HasField("seed") else draw_seed(),
-    )
-
-
-def _stop_strings(stop: Sequence[str]) -> tuple[str, ...]:
-    if len(stop) > MAX_STOP_STRINGS:
-        raise invalid("stops.stop", f"{len(stop)} strings", f"at most {MAX_STOP_STRINGS} strings")
-    for i, text in enumerate(stop):
-        if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
-            raise invalid(f"stops.stop[{i}]", text, f"1 to {MAX_STOP_CHARACTERS} characters")
-    return tuple(stop)
-
-
-def _max_new_tokens(params: pb.StopParams, room: int, default: int) -> int:
-    """Never more than the context has room for; the answer then ends with LENGTH, as with any other limit."""
-    if not params.HasField("max_new_tokens"):
-        return min(default, room)
-    if params.max_new_tokens < 1:
-        raise invalid("stops.max_new_tokens", params.max_new_tokens, "1 or more")
-    return min(params.max_new_tokens, room)
 
 
 def _skip_special_tokens(params: pb.OutputParams) -> bool:

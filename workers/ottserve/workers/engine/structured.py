@@ -162,7 +162,7 @@ class FormFollower:
         return self._permit()
 
     def _permit(self) -> Tensor:
-        bits = xgrammar.allocate_token_bitmask(1, self._vocab_size)
+        bits: Tensor = xgrammar.allocate_token_bitmask(1, self._vocab_size)
         self._matcher.fill_next_token_bitmask(bits)
         return bits[0]
 
