@@ -1,0 +1,140 @@
+"""The chart, rendered by the real Helm engine. No cluster is needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import jsonschema
+import pytest
+import yaml
+from kubernetes_validate.utils import schema_contents
+from referencing import Registry, Resource
+
+CHART = Path(__file__).parents[2] / "helm" / "ottserve"
+RAYSERVICE_SCHEMA = Path(__file__).parents[3] / "shared" / "schemas" / "rayservice-v1.openapi.json"
+KUBERNETES = "1.31.0"
+
+Values = dict[str, Any]
+Object = dict[str, Any]
+
+
+def merged(*parts: Values) -> Values:
+    """Values laid over one another, the last one on top."""
+    whole: Values = {}
+    for part in parts:
+        for name, value in part.items():
+            old = whole.get(name)
+            whole[name] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return whole
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """What one set of values gives."""
+
+    objects: list[Object]
+    notes: str
+
+    def one(self, kind: str, suffix: str = "") -> Object:
+        """The only object of a kind; where there are more, `suffix` tells them apart."""
+        named = [item for item in self.of(kind) if item["metadata"]["name"].endswith(("-dashboard", "-headless"))]
+        found = [item for item in self.of(kind) if item not in named]
+        if suffix:
+            found = [item for item in named if item["metadata"]["name"].endswith(suffix)]
+        assert len(found) == 1, f"{kind} {suffix}: {[item['metadata']['name'] for item in found]}"
+        return found[0]
+
+    def of(self, kind: str) -> list[Object]:
+        """All objects of a kind."""
+        return [item for item in self.objects if item["kind"] == kind]
+
+    def pods(self) -> dict[str, Object]:
+        """Pod specs of the service by component."""
+        templates = [item["spec"]["template"] for item in self.of("Deployment")]
+        for service in self.of("RayService"):
+            cluster = service["spec"]["rayClusterConfig"]
+            templates += [group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+        return {t["metadata"]["labels"]["app.kubernetes.io/component"]: t["spec"] for t in templates}
+
+    def settings(self) -> Values:
+        """The settings file."""
+        found: Values = yaml.safe_load(self.one("ConfigMap")["data"]["settings.yaml"])
+        return found
+
+
+@pytest.fixture(scope="session")
+def chart_path() -> Path:
+    return CHART
+
+
+@pytest.fixture(scope="session")
+def chart() -> Iterator[helm_python.Chart]:
+    with helm_python.Chart.load(CHART) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="session")
+def render(chart: helm_python.Chart) -> Callable[..., Rendered]:
+    """Renders values laid over one another; raises what Helm would."""
+
+    def rendered(*parts: Values) -> Rendered:
+        values = merged(*parts)
+        chart.validate_schema(values)
+        files = chart.render(values, name="demo", namespace="llm")
+        notes = files.pop("ottserve/templates/NOTES.txt")
+        documents = [item for text in files.values() for item in yaml.load_all(text, yaml.CSafeLoader) if item]
+        return Rendered(documents, notes)
+
+    return rendered
+
+
+@pytest.fixture(scope="session")
+def kubernetes_problems() -> Callable[[Object], list[str]]:
+    """What the strict schemas of Kubernetes say against an object. kubernetes-validate reads them anew each time."""
+
+    @cache
+    def contents(name: str) -> Any:
+        return schema_contents(f"kubernetes-json-schema/v{KUBERNETES}-local-strict/{name}.json", KUBERNETES)
+
+    registry = Resource.from_contents(contents("_definitions")) @ Registry()
+
+    def problems(item: Object) -> list[str]:
+        group, _, version = item["apiVersion"].rpartition("/")
+        kind = "-".join(filter(None, (item["kind"].lower(), group.partition(".")[0], version)))
+        validator = jsonschema.Draft202012Validator(contents(kind), registry=registry)
+        return [f"{error.json_path}: {error.message[:200]}" for error in validator.iter_errors(item)]
+
+    return problems
+
+
+@pytest.fixture(scope="session")
+def rayservice_problems() -> Callable[[Object], list[str]]:
+    """What KubeRay's schema says against a RayService."""
+    if not RAYSERVICE_SCHEMA.is_file():
+        pytest.skip(f"KubeRay's schema of a RayService is not at {RAYSERVICE_SCHEMA}")
+    validator = jsonschema.Draft7Validator(_closed(json.loads(RAYSERVICE_SCHEMA.read_text())))
+
+    def problems(item: Object) -> list[str]:
+        return [f"{error.json_path}: {error.message[:200]}" for error in validator.iter_errors(item)]
+
+    return problems
+
+
+def _closed(node: Any) -> Any:
+    """A structural schema as the API server means it: unlisted fields are errors, some numbers may be text."""
+    if isinstance(node, list):
+        return [_closed(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    closed = {name: _closed(value) for name, value in node.items()}
+    if isinstance(node.get("properties"), dict) and node.get("type") == "object":
+        closed["additionalProperties"] = False
+    if node.get("x-kubernetes-int-or-string") is True:
+        closed["type"] = ["integer", "string"]
+    return closed

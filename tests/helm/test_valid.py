@@ -1,0 +1,152 @@
+"""What is rendered is valid for Kubernetes and KubeRay, whatever is switched on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+Values = dict[str, Any]
+Object = dict[str, Any]
+Render = Callable[..., Any]
+Problems = Callable[[Object], list[str]]
+Check = Callable[[Any], None]
+
+CUSTOM = ("RayService", "PodMonitor", "PrometheusRule")
+SECONDS = st.floats(0, 1e5)
+SWITCHES = ("podMonitor", "alerts", "dashboard", "networkPolicy", "podDisruptionBudget", "serviceAccount", "test")
+GPU: Values = {"replica": {"gpus": 1}, "settings": {"model": {"device": "cuda"}}}
+FULL: Values = {
+    "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "alerts": {"enabled": True, "labels": {"release": "prometheus"}},
+    "dashboard": {"enabled": True, "labels": {"folder": "llm"}},
+    "modelVolume": {"existingClaim": "models"},
+    "secretMounts": [{"name": "hub", "mountPath": "/secrets/hub"}],
+    "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}],
+    "imagePullSecrets": [{"name": "registry"}],
+    "podAnnotations": {"a": "b"},
+    "podLabels": {"team": "llm"},
+    "priorityClassName": "high",
+    "networkPolicy": {
+        "clients": [{"podSelector": {}}],
+        "monitoring": [{"namespaceSelector": {}}],
+        "operator": [{"namespaceSelector": {}}],
+    },
+    "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
+    "replica": {"nodeSelector": {"gpu": "h200"}, "tolerations": [{"operator": "Exists"}], "affinity": {}},
+}
+
+
+@pytest.fixture(scope="module")
+def check(kubernetes_problems: Problems) -> Callable[[Any], None]:
+    """Fails unless all that is rendered is valid: objects that Kubernetes knows, and every pod."""
+
+    def checked(rendered: Any) -> None:
+        names = [(item["kind"], item["metadata"]["name"]) for item in rendered.objects]
+        assert len(names) == len(set(names))
+        assert max(len(name) for _, name in names) <= 63
+        pods = [
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "any"}, "spec": spec}
+            for spec in rendered.pods().values()
+        ]
+        known = [item for item in rendered.objects if item["kind"] not in CUSTOM]
+        assert [problem for item in (*known, *pods) for problem in kubernetes_problems(item)] == []
+
+    return checked
+
+
+def test_lint_finds_nothing(chart_path: Path) -> None:
+    report = helm_python.lint(chart_path, strict=True)
+    assert report["errors"] == []
+    assert [message for message in report["messages"] if message["severity"] > 1] == []
+
+
+@pytest.mark.parametrize("mode", ["rayservice", "pod"])
+@pytest.mark.parametrize("hardware", [{}, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("extra", [{}, FULL], ids=["defaults", "full"])
+def test_modes(render: Render, check: Check, mode: str, hardware: Values, extra: Values) -> None:
+    check(render({"mode": mode}, hardware, extra))
+
+
+@pytest.mark.parametrize("mode", ["rayservice", "pod"])
+def test_every_combination_of_switches(render: Render, mode: str) -> None:
+    for choice in itertools.product((False, True), repeat=len(SWITCHES)):
+        switches = {name: {"create" if name == "serviceAccount" else "enabled": on}
+                    for name, on in zip(SWITCHES, choice, strict=True)}  # fmt: skip
+        kinds = {item["kind"] for item in render({"mode": mode}, switches).objects}
+        chosen = dict(zip(SWITCHES, choice, strict=True))
+        assert ("PodMonitor" in kinds) == chosen["podMonitor"]
+        assert ("NetworkPolicy" in kinds) == chosen["networkPolicy"]
+        assert ("ServiceAccount" in kinds) == chosen["serviceAccount"]
+        assert ("PodDisruptionBudget" in kinds) == (chosen["podDisruptionBudget"] and mode == "rayservice")
+
+
+@pytest.mark.parametrize("extra", [{}, FULL], ids=["defaults", "full"])
+def test_the_rayservice_is_one(render: Render, rayservice_problems: Problems, extra: Values) -> None:
+    assert rayservice_problems(render(extra).one("RayService")) == []
+
+
+def test_the_schemas_can_refuse(render: Render, rayservice_problems: Problems, kubernetes_problems: Problems) -> None:
+    rendered = render()
+    service, network = rendered.one("RayService"), rendered.one("NetworkPolicy")
+    service["spec"]["rayClusterConfig"]["workerGroupSpec"] = []
+    network["spec"]["policyType"] = []
+    assert "workerGroupSpec" in rayservice_problems(service)[0]
+    assert "policyType" in kubernetes_problems(network)[0]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    values=st.fixed_dictionaries(
+        {
+            "mode": st.sampled_from(["rayservice", "pod"]),
+            "fullnameOverride": st.text("abcdefghij-", max_size=90).map(lambda name: f"x{name}y"),
+            "runAsUser": st.integers(1, 65535),
+            "lifecycle": st.fixed_dictionaries(
+                {"preStopSeconds": st.integers(1, 600), "marginSeconds": st.integers(20, 600)}
+            ),
+            "replica": st.fixed_dictionaries(
+                {"cpus": st.integers(1, 256), "memory": st.sampled_from(["4096Mi", "8Gi", "2Ti"])}
+            ),
+            "settings": st.fixed_dictionaries(
+                {
+                    "gateway": st.fixed_dictionaries(
+                        {"drain": st.fixed_dictionaries({"grace_s": SECONDS, "probe_period_s": st.floats(0, 1e3)})}
+                    ),
+                    "deployment": st.fixed_dictionaries({"grace_s": SECONDS}),
+                }
+            ),
+        }
+    )
+)
+def test_whatever_the_numbers(render: Render, check: Check, values: Values) -> None:
+    rendered = render(values)
+    check(rendered)
+    drain = rendered.settings()["gateway"]["drain"]
+    own = values["lifecycle"]
+    longest_s = drain["probe_period_s"] + drain["grace_s"] + rendered.settings()["deployment"]["grace_s"]
+    for spec in rendered.pods().values():
+        assert spec["terminationGracePeriodSeconds"] > own["preStopSeconds"] + longest_s + own["marginSeconds"]
+
+
+def test_long_names_leave_room_for_what_kuberay_appends(render: Render) -> None:
+    assert all(len(item["metadata"]["name"]) <= 50 for item in render({"fullnameOverride": "x" * 90}).objects)
+
+
+def test_the_package_holds_what_it_needs(chart_path: Path, tmp_path: Path) -> None:
+    archive = helm_python.package(chart_path, destination=tmp_path)
+    with helm_python.Chart.load(archive) as packed:
+        assert packed.schema is not None
+        assert {"files/dashboard.json", "files/rules.yaml"} <= {file["name"] for file in packed.files}
+
+
+def test_single_pod_mode_needs_no_operator(render: Render) -> None:
+    kinds: set[Any] = {item["kind"] for item in render({"mode": "pod"}).objects}
+    assert "RayService" not in kinds
+    assert "Deployment" in kinds
