@@ -1,4 +1,4 @@
-"""Kernels on a real GPU: `pytest -m gpu tests/gpu`, apart from the interpreter's tests, which decorate them otherwise."""
+"""Kernels on a real GPU: `pytest -m gpu tests/gpu`, in a process apart from the interpreter's tests."""
 
 from __future__ import annotations
 

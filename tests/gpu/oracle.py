@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
+from tests.kernels.triton.cache_state import CacheState
 from torch import Tensor
 
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.quantize import dequantize_keys, dequantize_values, replaced_tokens
-from tests.kernels.triton.cache_state import CacheState
 
 
 def history(state: CacheState, layout: PageLayout, row: int, head: int) -> tuple[Tensor, Tensor]:
@@ -45,7 +47,7 @@ def attend_prefill(q: Tensor, k: Tensor, v: Tensor, starts: list[int], state: Ca
     """float64 `[T, H, D]`; scale D^−½."""
     heads = state.pages.shape[1]
     out = torch.zeros_like(q, dtype=torch.float64)
-    for row, (start, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+    for row, (start, end) in enumerate(pairwise(starts)):
         causal = torch.ones(end - start, end - start, device=q.device).triu(1).bool()
         for head in range(heads):
             keys, values = history(state, layout, row, head)

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.gpu import oracle
+from tests.kernels.triton.cache_state import CacheState, make_state, relative_error
 
 from ottserve.kernels import launch
 from ottserve.kernels.attend_decode import triton
 from ottserve.kernels.layout import PageLayout
-from tests.gpu import oracle
-from tests.kernels.triton.cache_state import CacheState, make_state, relative_error
 
 pytestmark = pytest.mark.gpu
 

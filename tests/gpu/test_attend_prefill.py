@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.gpu import oracle
+from tests.kernels.triton.cache_state import make_state, relative_error
 
 from ottserve.kernels.attend_prefill import triton
 from ottserve.kernels.layout import PageLayout
-from tests.gpu import oracle
-from tests.kernels.triton.cache_state import make_state, relative_error
 
 pytestmark = pytest.mark.gpu
 

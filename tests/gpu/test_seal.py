@@ -4,12 +4,12 @@ from dataclasses import fields
 
 import pytest
 import torch
+from tests.kernels.triton.cache_state import POISON_WORD, make_slots, relative_error
 
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.quantize import dequantize_keys, dequantize_values
 from ottserve.kernels.seal import reference, triton
 from ottserve.kernels.slots import Slots
-from tests.kernels.triton.cache_state import POISON_WORD, make_slots, relative_error
 
 pytestmark = pytest.mark.gpu
 

@@ -1,6 +1,6 @@
 """Pieces of Triton that several kernels share: loaders of page operands and the online softmax.
 
-Knows no grid, no launch configuration and no sequence: a pointer to one page (of one KV head) and a block of its tokens.
+Knows no grid, no launch configuration and no sequence: a pointer to a page of one KV head, and a block of its tokens.
 
 A *block* is ROWS consecutive tokens of a page. Packed loaders give the codes as they lie in the words: masked in place
 and reinterpreted as fp16, the code c at bit k of a word is the subnormal number c · 2^(k−24), exactly, as long as the
@@ -18,7 +18,7 @@ from ottserve.kernels.layout import EXACT_BITS, PageLayout
 
 LOG2_E = 1.4426950408889634
 SMALLEST_SCALE = tl.constexpr(2.0**-14)
-"""Value scales below count as this where only their size matters: else sums of probabilities could overflow."""
+"""Smaller value scales count as this where only their size matters; else sums of probabilities could overflow."""
 
 
 @triton.jit
@@ -169,6 +169,21 @@ def finite_max(b_max):
 
 
 @triton.jit
+def as_operand(b_p, IN_ASM: tl.constexpr):
+    """`b_p` itself, fp16 `[ROWS, HEADS]`, brought from where a product leaves it to where the next one wants it.
+
+    One `movmatrix` transposes each 8 × 8 block among the lanes; undoing that by reshaping moves nothing.
+    """
+    if not IN_ASM:
+        return b_p
+    b_turned = tl.inline_asm_elementwise(
+        "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", "=r,r", [b_p], dtype=tl.float16, is_pure=True, pack=2
+    )
+    b_blocks = tl.reshape(b_turned, [b_p.shape[0] // 8, 8, b_p.shape[1] // 8, 8])
+    return tl.reshape(tl.permute(b_blocks, 0, 3, 2, 1), b_p.shape)
+
+
+@triton.jit
 def largest_of(blocks):
     """Elementwise maximum of a tuple of blocks."""
     b_largest = blocks[0]
@@ -179,7 +194,7 @@ def largest_of(blocks):
 
 @triton.jit
 def accumulate_exact(b_v, b_p, b_acc):
-    """`b_acc + b_v · b_p` for values `[BD, ROWS]` at 16 bit; bf16 probabilities go in two parts, 16 bits of mantissa."""
+    """`b_acc + b_v · b_p` for values `[BD, ROWS]` at 16 bit; for bf16, `b_p` in two parts: 16 bits of mantissa."""
     high = b_p.to(b_v.dtype)
     b_acc = tl.dot(b_v, high, b_acc)
     if b_v.dtype == tl.bfloat16:

@@ -13,9 +13,8 @@ from triton import next_power_of_2
 
 from ottserve.kernels.layout import EXACT_BITS, PageLayout
 
-
 PROGRAMS_PER_PROCESSOR = 8
-"""One-warp programs of decode attention that a multiprocessor holds at about 228 registers a thread."""
+"""One-warp programs of decode attention to plan for on a multiprocessor: more fit, but eight keep memory busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,56 +24,19 @@ class DecodeConfig:
     Attributes:
         splits: programs that share the pages of one row and KV head.
         exact_parts: programs that share its outliers and tail.
-        exact_tokens: tokens of a block of these.
+        exact_tokens, exact_stages: tokens of a block of these, and such blocks in flight.
         stages: pages in flight in one program.
         warps: of one program.
+        registers: a thread's limit, or the compiler's own choice.
     """
 
     splits: int
     exact_parts: int = 1
-    exact_tokens: int = 32
-    stages: int = 4
+    exact_tokens: int = 16
+    exact_stages: int = 2
+    stages: int = 3
     warps: int = 1
-
-
-def block_rows(layout: PageLayout) -> int:
-    """ROWS: tokens of a page that one matrix product takes, as many as fill a word column of both tensors."""
-    return min(32, max(16, min(layout.key_rows, layout.value_columns)))
-
-
-@cache
-def num_processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; one where the interpreter runs."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-def merge_block(num_splits: int, head_size: int) -> tuple[int, int]:
-    """Splits and channels that one program of the merge takes at once: at most 4,096 numbers, 32 a thread."""
-    splits = min(128, next_power_of_2(num_splits))
-    return splits, min(next_power_of_2(head_size), 4096 // splits)
-
-
-def decode_config(
-    layout: PageLayout, num_rows: int, num_kv_heads: int, max_pages: int, device: torch.device
-) -> DecodeConfig:
-    """Splits for about four waves of programs, or fewer where a program would get less than eight pages.
-
-    Measured on one H200 (32 rows × 32k, 2 bit): 15 splits 228 µs, 7 241, 23 238; two stages 241, three 228.
-    """
-    pairs = max(1, num_rows * num_kv_heads)
-    exact_parts = 1 if pairs >= num_processors(device) else 4
-    waves = 4 * PROGRAMS_PER_PROCESSOR * num_processors(device) // pairs - exact_parts
-    splits = max(1, min(waves, -(-max_pages // 8)))
-    is_exact = EXACT_BITS in (layout.k_bits, layout.v_bits)
-    return DecodeConfig(splits, exact_parts, stages=3, warps=4 if is_exact else 1)
-
-
-def seal_block(layout: PageLayout) -> tuple[int, int, int]:
-    """Channels of keys, word columns of values and warps of one program of seal: tiles of at most 32 × 128 numbers."""
-    padded = next_power_of_2(layout.head_size)
-    fields = EXACT_BITS // layout.v_bits
-    columns = max(1, min(layout.value_columns, 32 // fields))
-    return min(32, padded), columns, 4 if padded <= 128 else 8
+    registers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +56,57 @@ class PrefillConfig:
     exact_tokens: int = 32
     stages: int = 2
     warps: int = 4
+
+
+def block_rows(layout: PageLayout) -> int:
+    """ROWS: tokens of a page that one matrix product takes, as many as fill a word column of both tensors."""
+    return min(32, max(16, min(layout.key_rows, layout.value_columns)))
+
+
+@cache
+def num_processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; one where the interpreter runs."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def merge_block(num_splits: int, head_size: int) -> tuple[int, int]:
+    """Splits and channels that one program of the merge takes at once: at most 4,096 numbers, 32 a thread."""
+    splits = min(128, next_power_of_2(num_splits))
+    return splits, min(next_power_of_2(head_size), 4096 // splits)
+
+
+def whole_waves(num_pairs: int, slots: int) -> int:
+    """Programs a pair so that all together fill whole waves of `slots`, the fewest waves that are nine tenths full."""
+    choices = [max(1, waves * slots // num_pairs) for waves in (1, 2, 3, 4)]
+    full = [num_pairs * each / (-(-num_pairs * each // slots) * slots) for each in choices]
+    return next((each for each, part in zip(choices, full, strict=True) if part >= 0.9), choices[full.index(max(full))])
+
+
+def decode_config(
+    layout: PageLayout, num_rows: int, num_kv_heads: int, gqa: int, max_pages: int, device: torch.device
+) -> DecodeConfig:
+    """Whole waves of programs with at least two pages each; outliers and tail in programs of their own.
+
+    Measured on one H200, 2 bit, GQA 4, µs (docs/decisions/kernels.md): 32 rows × 32k: 4 splits (one wave) 203, 5 250,
+    8 204, 11 210; 128 × 8k: 1 split 211, 2 222; 1 × 128k: 128 splits 35, 160 44. Two stages cost 5 % more.
+    At 200 registers ten programs fit a multiprocessor; 184 spill, and the compiler's own choice (204) is 1 % slower.
+    """
+    pairs = max(1, num_rows * num_kv_heads)
+    processors = num_processors(device)
+    splits = max(1, min(whole_waves(pairs, PROGRAMS_PER_PROCESSOR * processors), -(-max_pages // 2)))
+    exact_parts = 1 if pairs >= processors else 2
+    if EXACT_BITS in (layout.k_bits, layout.v_bits):
+        return DecodeConfig(splits, exact_parts, warps=4)
+    is_small = layout.head_size <= 128 and gqa <= 8
+    return DecodeConfig(splits, exact_parts, registers=200 if is_small else None)
+
+
+def seal_block(layout: PageLayout) -> tuple[int, int, int]:
+    """Channels of keys, word columns of values and warps of one program of seal: tiles of at most 32 × 128 numbers."""
+    padded = next_power_of_2(layout.head_size)
+    fields = EXACT_BITS // layout.v_bits
+    columns = max(1, min(layout.value_columns, 32 // fields))
+    return min(32, padded), columns, 4 if padded <= 128 else 8
 
 
 def prefill_config(layout: PageLayout, gqa: int) -> PrefillConfig:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import triton
+from tests.kernels.triton.cache_state import make_state
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -24,7 +25,6 @@ from ottserve.kernels.attend_prefill import triton as prefill
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.seal import triton as seal
 from ottserve.kernels.write_tail import triton as write_tail
-from tests.kernels.triton.cache_state import make_state
 
 NAMES = {
     torch.float16: "*fp16",

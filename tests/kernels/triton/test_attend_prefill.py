@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.kernels.triton.cache_state import make_state, relative_error
 
 from ottserve.kernels.attend_prefill import reference, triton
 from ottserve.kernels.layout import PageLayout
-from tests.kernels.triton.cache_state import make_state, relative_error
 
 
 def both(layout, lengths, chunks, *, gqa=2, seed=0, dtype=torch.float16, **state):

@@ -4,12 +4,12 @@ from dataclasses import fields
 
 import pytest
 import torch
+from tests.kernels.triton.cache_state import POISON_WORD, make_slots, relative_error
 
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.quantize import dequantize_keys, dequantize_values
 from ottserve.kernels.seal import reference, triton
 from ottserve.kernels.slots import Slots
-from tests.kernels.triton.cache_state import POISON_WORD, make_slots, relative_error
 
 
 def sealed(op, layout, *, heads=2, places=5, pool=2, groups=2, keep="smallest", fit_rounds=0, seed=0, plant=None):

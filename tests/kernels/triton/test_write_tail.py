@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.kernels.triton.cache_state import make_slots
 
 from ottserve.kernels.write_tail import reference, triton
-from tests.kernels.triton.cache_state import make_slots
 
 
 @pytest.mark.parametrize(("heads", "head_size"), [(1, 16), (3, 80), (2, 64)])

@@ -17,6 +17,7 @@ from ottserve.kernels.device import (
     LOG2_E,
     SMALLEST_SCALE,
     accumulate_exact,
+    as_operand,
     field_units,
     finite_max,
     largest_of,
@@ -28,6 +29,7 @@ from ottserve.kernels.device import (
 )
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.slots import Slots
+from ottserve.kernels.supported import check, check_queries
 
 
 @triton.jit
@@ -73,7 +75,8 @@ def page_scores(
             b_s = tl.dot(b_k, b_q)
         else:
             b_s = packed_scores(p_page, o_d, b_q, b_k, LAYOUT, block, ROWS)
-        scores = scores + (b_s + replaced_bias(p_page, LAYOUT, block, ROWS)[:, None],)
+        b_s += replaced_bias(p_page, LAYOUT, block, ROWS)[:, None]
+        scores = scores + (b_s,)  # type: ignore[assignment]
     return scores
 
 
@@ -133,7 +136,8 @@ def attend_pages(
                 b_zeros += b_p * load_scales(p_scale + LAYOUT.group, block, ROWS).to(tl.float32)[:, None]
                 b_unit = field_units(14, block, ROWS, LAYOUT.v_bits, LAYOUT.value_columns)
                 b_share = load_scales(p_scale, block, ROWS).to(tl.float32) * b_unit
-                b_acc = tl.dot(b_v, (b_p * b_share[:, None]).to(tl.float16), b_acc)
+                b_weight = as_operand((b_p * b_share[:, None]).to(tl.float16), VALUE_MODE)
+                b_acc = tl.dot(b_v, b_weight, b_acc)
         b_max = new_max
     b_out = b_acc
     if LAYOUT.v_bits != 16:
@@ -158,6 +162,7 @@ def attend_exact(
     PARTS: tl.constexpr,
     D: tl.constexpr,
     TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """The same over one of PARTS shares of the outliers and the tail's positions first … last−1."""
     BD: tl.constexpr = b_q.shape[0]
@@ -167,7 +172,7 @@ def attend_exact(
     b_acc = tl.zeros([BD, HEADS], tl.float32)
     blocks_outliers = tl.cdiv(num_outliers, TOKENS)
     blocks = blocks_outliers + tl.cdiv(last - first, TOKENS)
-    for i_block in tl.range(i_part, blocks, PARTS, num_stages=1):
+    for i_block in tl.range(i_part, blocks, PARTS, num_stages=STAGES):
         is_outlier = i_block < blocks_outliers
         start = tl.where(is_outlier, i_block * TOKENS, first + (i_block - blocks_outliers) * TOKENS)
         end = tl.where(is_outlier, num_outliers, last)
@@ -223,11 +228,14 @@ def attend_split_kernel(
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
     EXACT_TOKENS: tl.constexpr,
+    EXACT_STAGES: tl.constexpr,
     EXACT_PARTS: tl.constexpr,
 ):
-    """One share of one row and KV head: the first EXACT_PARTS programs take outliers and tail, the others pages."""
-    i_split, i_head, i_row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    num_splits = tl.num_programs(0)
+    """One share of one row and KV head. The last EXACT_PARTS shares, short ones that fill the end of the launch, are
+    outliers and tail; the others are pages."""
+    i_head, i_row, i_split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_splits = tl.num_programs(2)
+    page_splits = num_splits - EXACT_PARTS
     D: tl.constexpr = LAYOUT.head_size
     EXACT: tl.constexpr = p_tail_k.dtype.element_ty
     o_d, o_heads = tl.arange(0, BD), tl.arange(0, HEADS)
@@ -239,7 +247,7 @@ def attend_split_kernel(
     p_q += i_row.to(tl.int64) * stride_row + i_head * GQA * stride_head
     b_q, b_bound = load_queries(p_q, o_d, o_heads, GQA, D, stride_head)
     b_factor = b_bound * scale_log2
-    if i_split < EXACT_PARTS:
+    if i_split >= page_splits:
         slot = tl.load(p_slot_ids + i_row).to(tl.int64) * J + i_head
         num_outliers = tl.where(length > 0, tl.load(p_outlier_count + slot), 0)
         b_max, b_sum, b_out = attend_exact(
@@ -250,7 +258,7 @@ def attend_split_kernel(
             num_outliers,
             num_pages * LAYOUT.group,
             length,
-            i_split,
+            i_split - page_splits,
             b_q.to(EXACT),
             b_factor,
             o_d,
@@ -258,10 +266,11 @@ def attend_split_kernel(
             EXACT_PARTS,
             D,
             EXACT_TOKENS,
+            EXACT_STAGES,
         )
     else:
-        pages_each = tl.cdiv(num_pages, num_splits - EXACT_PARTS)
-        first = (i_split - EXACT_PARTS) * pages_each
+        pages_each = tl.cdiv(num_pages, page_splits)
+        first = i_split * pages_each
         b_max, b_sum, b_out = attend_pages(
             p_pages,
             p_page_table + i_row.to(tl.int64) * stride_table,
@@ -337,16 +346,18 @@ def attend_decode(
     config: launch.DecodeConfig | None = None,
 ) -> Tensor:
     """See `ottserve.kernels.attend_decode.attend_decode`. Two launches, no host synchronisation."""
+    check(layout, pages, slots)
+    check_queries(q, pages.shape[1])
     N, H, D = q.shape
     J, C = slots.tail_k.shape[1:3]
-    config = config or launch.decode_config(layout, N, J, page_table.shape[1], q.device)
+    config = config or launch.decode_config(layout, N, J, H // J, page_table.shape[1], q.device)
     shape = (N, J, config.splits + config.exact_parts, H // J)
     part = torch.empty(*shape, D, dtype=torch.float32, device=q.device)
     part_max, part_sum = torch.empty(2, *shape, dtype=torch.float32, device=q.device)
     out = torch.empty(N, H, D, dtype=q.dtype, device=q.device)
     if N == 0:
         return out
-    attend_split_kernel[shape[2], J, N](
+    attend_split_kernel[J, N, shape[2]](
         q,
         pages,
         slots.tail_k,
@@ -375,8 +386,10 @@ def attend_decode(
         ROWS=launch.block_rows(layout),
         STAGES=config.stages,
         EXACT_TOKENS=config.exact_tokens,
+        EXACT_STAGES=config.exact_stages,
         EXACT_PARTS=config.exact_parts,
         num_warps=config.warps,
+        maxnreg=config.registers,
         **loaders(layout),
     )
     splits, channels = launch.merge_block(shape[2], D)

@@ -25,11 +25,12 @@ from ottserve.kernels.device import (
 )
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.slots import Slots
+from ottserve.kernels.supported import check, check_queries
 
 
 @triton.jit
 def find_block(p_starts, i_block, N, TOKENS: tl.constexpr):
-    """Which chunk the `i_block`-th block of TOKENS queries belongs to, and its first token there; N if there is none."""
+    """Chunk of the `i_block`-th block of TOKENS queries, N if there is none, and the block's first token in it."""
     row, token, seen = N, 0, 0
     for i_row in range(N):
         blocks = tl.cdiv(tl.load(p_starts + i_row + 1) - tl.load(p_starts + i_row), TOKENS)
@@ -98,8 +99,8 @@ def attend_page(
         else:
             b_s = packed_row_scores(p_page, o_d, b_q, b_k, LAYOUT, block, ROWS)
         b_s = b_s * b_factor[:, None] + replaced_bias(p_page, LAYOUT, block, ROWS)[None, :]
-        scores = scores + (b_s,)
-        maxima = maxima + (tl.max(b_s, 1),)
+        scores = scores + (b_s,)  # type: ignore[assignment]
+        maxima = maxima + (tl.max(b_s, 1),)  # type: ignore[assignment]
     p_scale = p_page + LAYOUT.value_scale_at
     new_max = largest_of(maxima)
     if LAYOUT.v_bits != 16:
@@ -125,6 +126,71 @@ def attend_page(
     if LAYOUT.v_bits != 16:
         b_acc += b_raw * 2.0 ** (24 - 14) + b_zeros[:, None]
     return new_max, b_sum, b_acc
+
+
+@triton.jit
+def attend_kept(
+    p_outlier_k,
+    p_outlier_v,
+    p_tail_k,
+    p_tail_v,
+    num_outliers,
+    first,
+    last,
+    b_q,
+    b_factor,
+    b_max,
+    b_sum,
+    b_acc,
+    D: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """The online softmax over outliers and the tail's positions first … last−1."""
+    o_d = tl.arange(0, b_q.shape[1])
+    blocks_outliers = tl.cdiv(num_outliers, TOKENS)
+    for i_block in tl.range(0, blocks_outliers + tl.cdiv(last - first, TOKENS), num_stages=1):
+        is_outlier = i_block < blocks_outliers
+        begin = tl.where(is_outlier, i_block * TOKENS, first + (i_block - blocks_outliers) * TOKENS)
+        o_keys = begin + tl.arange(0, TOKENS)
+        m_keys = o_keys < tl.where(is_outlier, num_outliers, last)
+        o_places = tl.where(is_outlier, o_keys, o_keys % CAPACITY)[:, None] * D + o_d[None, :]
+        m_places = m_keys[:, None] & (o_d < D)[None, :]
+        b_k = tl.load(tl.where(is_outlier, p_outlier_k, p_tail_k) + o_places, mask=m_places, other=0.0)
+        b_v = tl.load(tl.where(is_outlier, p_outlier_v, p_tail_v) + o_places, mask=m_places, other=0.0)
+        b_s = tl.dot(b_q, tl.trans(b_k)) * b_factor[:, None]
+        b_s = tl.where(m_keys[None, :], b_s, float("-inf"))
+        b_max, b_sum, b_acc = attend_exact_block(b_s, b_v, b_max, b_sum, b_acc)
+    return b_max, b_sum, b_acc
+
+
+@triton.jit
+def attend_chunk(
+    p_k,
+    p_v,
+    stride_k_token,
+    stride_v_token,
+    o_tokens,
+    last,
+    b_q,
+    b_factor,
+    b_max,
+    b_sum,
+    b_acc,
+    D: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """The online softmax over the chunk's own tokens before `last`; queries `o_tokens` see none after themselves."""
+    o_d = tl.arange(0, b_q.shape[1])
+    for begin in tl.range(0, last, TOKENS, num_stages=1):
+        o_keys = begin + tl.arange(0, TOKENS)
+        o_long, m_keys = o_keys.to(tl.int64)[:, None], (o_keys < last)[:, None] & (o_d < D)[None, :]
+        b_k = tl.load(p_k + o_long * stride_k_token + o_d[None, :], mask=m_keys, other=0.0)
+        b_v = tl.load(p_v + o_long * stride_v_token + o_d[None, :], mask=m_keys, other=0.0)
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * b_factor[:, None]
+        b_s = tl.where(o_keys[None, :] <= o_tokens[:, None], b_s, float("-inf"))
+        b_max, b_sum, b_acc = attend_exact_block(b_s, b_v, b_max, b_sum, b_acc)
+    return b_max, b_sum, b_acc
 
 
 @triton.jit
@@ -215,36 +281,38 @@ def attend_history_kernel(
         )
 
     slot = tl.load(p_slot_ids + i_row).to(tl.int64) * J + i_head
-    num_outliers = tl.where(length > 0, tl.load(p_outlier_count + slot), 0)
-    first = num_pages * LAYOUT.group
-    b_q_exact = b_q.to(EXACT)
-    blocks_outliers = tl.cdiv(num_outliers, EXACT_TOKENS)
-    for i_block in tl.range(0, blocks_outliers + tl.cdiv(length - first, EXACT_TOKENS), num_stages=1):
-        is_outlier = i_block < blocks_outliers
-        begin = tl.where(is_outlier, i_block * EXACT_TOKENS, first + (i_block - blocks_outliers) * EXACT_TOKENS)
-        o_keys = begin + tl.arange(0, EXACT_TOKENS)
-        m_keys = o_keys < tl.where(is_outlier, num_outliers, length)
-        o_places = tl.where(is_outlier, o_keys, o_keys % CAPACITY)[:, None] * D + o_d[None, :]
-        p_rows_k = tl.where(is_outlier, p_outlier_k + slot * PLACES * D, p_tail_k + slot * CAPACITY * D)
-        p_rows_v = tl.where(is_outlier, p_outlier_v + slot * PLACES * D, p_tail_v + slot * CAPACITY * D)
-        b_k = tl.load(p_rows_k + o_places, mask=m_keys[:, None] & m_d, other=0.0)
-        b_v = tl.load(p_rows_v + o_places, mask=m_keys[:, None] & m_d, other=0.0)
-        b_s = tl.dot(b_q_exact, tl.trans(b_k)) * b_factor[:, None]
-        b_s = tl.where(m_keys[None, :], b_s, float("-inf"))
-        b_max, b_sum, b_acc = attend_exact_block(b_s, b_v, b_max, b_sum, b_acc)
-
-    b_q_chunk = b_q.to(p_k.dtype.element_ty)
-    p_k += start.to(tl.int64) * stride_k_token + i_head * stride_k_head
-    p_v += start.to(tl.int64) * stride_v_token + i_head * stride_v_head
-    for begin in tl.range(0, tl.minimum(first_token + TOKENS, num_tokens), EXACT_TOKENS, num_stages=1):
-        o_keys = begin + tl.arange(0, EXACT_TOKENS)
-        m_keys = (o_keys < num_tokens)[:, None] & m_d
-        b_k = tl.load(p_k + o_keys.to(tl.int64)[:, None] * stride_k_token + o_d[None, :], mask=m_keys, other=0.0)
-        b_v = tl.load(p_v + o_keys.to(tl.int64)[:, None] * stride_v_token + o_d[None, :], mask=m_keys, other=0.0)
-        b_s = tl.dot(b_q_chunk, tl.trans(b_k), input_precision="ieee") * b_factor[:, None]
-        b_s = tl.where(o_keys[None, :] <= o_tokens[:, None], b_s, float("-inf"))
-        b_max, b_sum, b_acc = attend_exact_block(b_s, b_v, b_max, b_sum, b_acc)
-
+    b_max, b_sum, b_acc = attend_kept(
+        p_outlier_k + slot * PLACES * D,
+        p_outlier_v + slot * PLACES * D,
+        p_tail_k + slot * CAPACITY * D,
+        p_tail_v + slot * CAPACITY * D,
+        tl.where(length > 0, tl.load(p_outlier_count + slot), 0),
+        num_pages * LAYOUT.group,
+        length,
+        b_q.to(EXACT),
+        b_factor,
+        b_max,
+        b_sum,
+        b_acc,
+        D,
+        CAPACITY,
+        EXACT_TOKENS,
+    )
+    b_max, b_sum, b_acc = attend_chunk(
+        p_k + start.to(tl.int64) * stride_k_token + i_head * stride_k_head,
+        p_v + start.to(tl.int64) * stride_v_token + i_head * stride_v_head,
+        stride_k_token,
+        stride_v_token,
+        o_tokens,
+        tl.minimum(first_token + TOKENS, num_tokens),
+        b_q.to(p_k.dtype.element_ty),
+        b_factor,
+        b_max,
+        b_sum,
+        b_acc,
+        D,
+        EXACT_TOKENS,
+    )
     b_out = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]
     o_out = ((start + o_tokens).to(tl.int64)[:, None] * (J * GQA) + o_heads[:, None]) * D + o_d[None, :]
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_rows)
@@ -265,6 +333,11 @@ def attend_prefill(
     scale: float,
 ) -> Tensor:
     """See `ottserve.kernels.attend_prefill.attend_prefill`. One launch, no host synchronisation."""
+    check(layout, pages, slots)
+    check_queries(q, pages.shape[1])
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.stride(2) != 1:
+            raise ValueError(f"{name}: strides {tensor.stride()}, the last must be 1")
     T, H, D = q.shape
     N, J = len(slot_ids), k.shape[1]
     out = torch.zeros(T, H, D, dtype=q.dtype, device=q.device)

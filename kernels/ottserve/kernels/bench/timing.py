@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 
 
 def seconds_each(works: Sequence[Callable[[], object]], device: torch.device, repeats: int = 15) -> float:
-    """Median seconds of one of `works`, which run in turn inside one CUDA graph, so launches cost what they do there."""
+    """Median seconds of one of `works`, run in turn in one CUDA graph, so that launches cost what they do there."""
     with torch.cuda.device(device):
         torch.cuda.synchronize()
         stream = torch.cuda.Stream()
@@ -28,12 +29,15 @@ def seconds_each(works: Sequence[Callable[[], object]], device: torch.device, re
             graph.replay()
             event.record()
         torch.cuda.synchronize()
-    times = sorted(first.elapsed_time(second) for first, second in zip(events, events[1:], strict=False))
-    return times[len(times) // 2] * 1e-3 / len(works)
+    times = sorted(first.elapsed_time(second) for first, second in pairwise(events))
+    return float(times[len(times) // 2]) * 1e-3 / len(works)
 
 
 def copy_bandwidth(device: torch.device, num_bytes: int = 2**32) -> float:
-    """Bytes per second, read plus written, of a large copy within the device's memory."""
-    source = torch.randint(0, 255, (num_bytes,), dtype=torch.uint8, device=device)
+    """Bytes per second, read plus written, of a kernel that only copies (with its sign turned) a large tensor.
+
+    A kernel, because a copy node in a graph was measured at 2.8 TB/s on an H200 where this reaches 4.2.
+    """
+    source = torch.randn(num_bytes // 4, device=device)
     target = torch.empty_like(source)
-    return 2 * num_bytes / seconds_each([lambda: target.copy_(source)], device)
+    return 2 * num_bytes / seconds_each([lambda: torch.neg(source, out=target)], device)

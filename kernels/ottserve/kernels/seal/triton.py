@@ -12,6 +12,7 @@ from ottserve.kernels import launch
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.quantize.triton import pack_fields, quantize
 from ottserve.kernels.slots import Slots
+from ottserve.kernels.supported import check
 
 # Sorts behind every score. A score's bits, a positive fp32, sort as it does; the position below them breaks ties.
 LAST_RANK = tl.constexpr(0x7FFFFFFF_FFFFFFFF)
@@ -227,6 +228,7 @@ def seal(
     fit_rounds: int,
 ) -> None:
     """See `ottserve.kernels.seal.seal`. One launch, no host synchronisation."""
+    check(layout, pages, slots)
     M, J = len(page_ids), pages.shape[1]
     if M == 0:
         return

@@ -1,0 +1,113 @@
+"""One line of the report for each op and shape. Knows how many bytes an op must move, not how it moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from ottserve.kernels.attend_decode.triton import attend_decode
+from ottserve.kernels.attend_prefill.triton import attend_prefill
+from ottserve.kernels.bench.state import PLACES, decode_cases, random_pages, random_slots
+from ottserve.kernels.bench.timing import seconds_each
+from ottserve.kernels.layout import PageLayout
+from ottserve.kernels.seal.triton import seal
+from ottserve.kernels.write_tail.triton import write_tail
+
+KV_HEADS = 8
+LAYERS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Rows, tokens each, query heads a KV head, head size."""
+
+    num_rows: int
+    length: int
+    gqa: int = 4
+    head_size: int = 128
+
+    def __str__(self) -> str:
+        return f"{self.num_rows} × {self.length} GQA {self.gqa} D {self.head_size}"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What was measured. `ratio` is to the fp16 kernel at the same shape."""
+
+    op: str
+    policy: str
+    shape: str
+    seconds: float
+    num_bytes: float
+    ratio: float | None = None
+
+
+def exact(head_size: int) -> PageLayout:
+    """The layout of the fp16 kernel."""
+    return PageLayout(128, head_size, 16, 16)
+
+
+@cache
+def decode_seconds(layout: PageLayout, shape: Shape, device: torch.device) -> tuple[float, float]:
+    """Seconds and bytes of decode attention over one layer: pages, 35 outliers a head (none at 16 bit) and tail."""
+    copies = max(1, min(8, 2**21 // (shape.num_rows * shape.length)))
+    outliers = 0 if layout.k_bits == 16 else PLACES
+    cases = decode_cases(layout, shape.num_rows, shape.length, KV_HEADS, shape.gqa, device, outliers, copies)
+    works = [
+        lambda c=case: attend_decode(
+            c.q, c.pages, c.slots, layout, c.page_table, c.num_pages, c.slot_ids, c.lengths, c.scale
+        )
+        for case in cases
+    ]
+    return seconds_each(works, device), cases[0].page_bytes + cases[0].exact_bytes
+
+
+def decode_lines(bits: list[tuple[int, int]], shapes: list[Shape], device: torch.device) -> Iterator[Line]:
+    """Every policy at every shape, each after the fp16 kernel at that shape."""
+    for shape in shapes:
+        fp16_seconds, fp16_bytes = decode_seconds(exact(shape.head_size), shape, device)
+        yield Line("attend_decode", "fp16", str(shape), fp16_seconds, fp16_bytes, 1.0)
+        for k_bits, v_bits in bits:
+            layout = PageLayout(128, shape.head_size, k_bits, v_bits)
+            seconds, num_bytes = decode_seconds(layout, shape, device)
+            yield Line("attend_decode", f"K{k_bits} V{v_bits}", str(shape), seconds, num_bytes, fp16_seconds / seconds)
+
+
+def seal_line(num_rows: int, fit_rounds: int, device: torch.device) -> Line:
+    """Sealing one group of every row in every layer: tails read, pages written."""
+    layout, num_pairs = PageLayout(128, 128, 2, 2), num_rows * LAYERS
+    pages = random_pages(num_pairs, KV_HEADS, layout, device)
+    slots = random_slots(num_pairs, KV_HEADS, layout, 3, device)
+    slots.outlier_score.fill_(1e-3)
+    ids = torch.arange(num_pairs, dtype=torch.int32, device=device)
+    pools = torch.full_like(ids, 3)
+    seconds = seconds_each(
+        [lambda: seal(pages, slots, layout, ids, ids, 0 * ids, pools, "smallest", fit_rounds)], device
+    )
+    num_bytes = num_pairs * KV_HEADS * (layout.words * 2 + 2 * layout.group * layout.head_size * 2)
+    return Line("seal", f"K2 V2 fit {fit_rounds}", f"{num_rows} rows × {LAYERS} layers", seconds, num_bytes)
+
+
+def write_tail_line(num_tokens: int, device: torch.device) -> Line:
+    """Writing tokens of one layer: read and written once."""
+    layout = exact(128)
+    slots = random_slots(num_tokens, KV_HEADS, layout, 0, device)
+    keys = torch.randn(num_tokens, KV_HEADS, 128, device=device).half()
+    ids = torch.arange(num_tokens, dtype=torch.int32, device=device)
+    seconds = seconds_each([lambda: write_tail(slots, keys, keys, ids, ids)] * 8, device)
+    return Line("write_tail", "fp16", f"{num_tokens} tokens", seconds, 2 * 2 * keys.numel() * 2)
+
+
+def prefill_line(layout: PageLayout, num_tokens: int, length: int, device: torch.device) -> Line:
+    """One chunk over its history, GQA 4; bytes are those of the history, read once."""
+    case = decode_cases(layout, 1, length, KV_HEADS, 4, device, 0, 1)[0]
+    drawn = torch.randn(num_tokens, 6 * KV_HEADS, layout.head_size, device=device).to(layout.exact_dtype)
+    q, k, v = drawn.split([4 * KV_HEADS, KV_HEADS, KV_HEADS], 1)
+    starts = torch.tensor([0, num_tokens], dtype=torch.int32, device=device)
+    args = case.pages, case.slots, layout, case.page_table, case.num_pages, case.slot_ids, case.lengths, case.scale
+    seconds = seconds_each([lambda: attend_prefill(q, k, v, starts, *args)], device)
+    shape = f"{num_tokens} over {length}"
+    return Line("attend_prefill", f"K{layout.k_bits} V{layout.v_bits}", shape, seconds, case.page_bytes)

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.kernels.triton.cache_state import make_state
+
+from ottserve.kernels import launch
+from ottserve.kernels.attend_decode import triton
+from ottserve.kernels.layout import PageLayout
+
+
+@pytest.mark.parametrize(
+    ("layout", "named"),
+    [
+        (PageLayout(128, 72, 2, 2), "head_size: 72"),
+        (PageLayout(128, 512, 2, 2), "head_size: 512"),
+        (PageLayout(48, 64, 2, 2), "group: 48"),
+        (PageLayout(128, 64, 2, 2, 16), "k_subgroups: 16 leaves 8"),
+    ],
+    ids=str,
+)
+def test_shapes_without_a_kernel_are_refused_by_name(layout, named) -> None:
+    with pytest.raises(ValueError, match=named):
+        run(layout, layout)
+
+
+def test_slots_of_another_dtype_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"slots\.tail_k: dtype torch.float16, must be .*bfloat16"):
+        run(PageLayout(64, 16, 2, 2), PageLayout(64, 16, 2, 2, 1, torch.bfloat16))
+
+
+def run(stored: PageLayout, asked: PageLayout) -> torch.Tensor:
+    state = make_state(stored, [10])
+    q = torch.zeros(1, 4, stored.head_size, dtype=torch.float16)
+    args = (state.page_table, state.num_pages, state.slot_ids, state.lengths, 1.0)
+    return triton.attend_decode(q, state.pages, state.slots, asked, *args)
+
+
+@pytest.mark.parametrize(("pairs", "each"), [(1, 1056), (256, 4), (1024, 1), (2048, 1), (600, 5)])
+def test_splits_fill_whole_waves(pairs, each) -> None:
+    assert launch.whole_waves(pairs, 1056) == each
