@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
+import torch
 from tokenizers import Tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from ottserve.workers.api import FinishReason, GenerationTask, OttserveError, SamplingParams, StopParams, TextChunk
+from ottserve.workers.api import (
+    FinishReason,
+    GenerationTask,
+    ModelInfo,
+    OttserveError,
+    SamplingParams,
+    StopParams,
+    TextChunk,
+)
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.loading import load_engine
+from ottserve.workers.engine.loading import make_engine as make_engine_over
+from ottserve.workers.models.attention import IMPLEMENTATION, register
+from ottserve.workers.models.loading import LoadedModel
+from ottserve.workers.models.support import model_shape
 from ottserve.workers.models.toy import toy_tokenizer
 from ottserve.workers.settings import CacheSettings, EngineSettings, ModelSettings, SchedulerSettings
 
@@ -24,39 +38,84 @@ def encode(text: str) -> tuple[int, ...]:
 
 @pytest.fixture
 def make_engine() -> Callable[..., Engine]:
-    def make(policy: str = "ott", *, num_pages: int | None = None, **scheduler: int | bool) -> Engine:
-        return load_engine(
-            EngineSettings(
-                model=ModelSettings(path="toy"),
-                cache=CacheSettings(policy=policy, group=32, window=8, plain_layers=(), num_pages=num_pages),
-                scheduler=SchedulerSettings(**{"max_running": 4, "max_tokens_per_step": 256} | scheduler),
-            ),
-            progress=lambda message: None,
-        )
+    def make(
+        policy: str = "ott", *, num_pages: int | None = None, prefix_cache: bool = True, **scheduler: int | bool
+    ) -> Engine:
+        return load_engine(_settings(policy, num_pages, prefix_cache, scheduler), progress=lambda message: None)
 
     return make
 
 
 @pytest.fixture
+def make_random_engine() -> Callable[..., Engine]:
+    """An engine over a random Llama of three layers that never ends by itself: its answers feel every rounding."""
+
+    def make(
+        policy: str = "ott", *, num_pages: int | None = None, prefix_cache: bool = True, **scheduler: int | bool
+    ) -> Engine:
+        settings = _settings(policy, num_pages, prefix_cache, scheduler)
+        return make_engine_over(settings, random_model(), progress=lambda message: None)
+
+    return make
+
+
+def random_model() -> LoadedModel:
+    register()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=2048,
+        initializer_range=0.2,
+        attn_implementation=IMPLEMENTATION,
+    )
+    module = LlamaForCausalLM(config).eval().requires_grad_(False)
+    info = ModelInfo("random", "LlamaForCausalLM", module.num_parameters(), 2048, 128, (), 1.0, 0, 1.0, True)
+    return LoadedModel(module, info, model_shape(config), toy_tokenizer(), torch.device("cpu"), torch.float32)
+
+
+def _settings(
+    policy: str, num_pages: int | None, prefix_cache: bool, scheduler: dict[str, int | bool]
+) -> EngineSettings:
+    cache = CacheSettings(
+        policy=policy, group=32, window=8, plain_layers=(), num_pages=num_pages, prefix_cache=prefix_cache
+    )
+    return EngineSettings(
+        model=ModelSettings(path="toy"),
+        cache=cache,
+        scheduler=SchedulerSettings(**{"max_running": 4, "max_tokens_per_step": 256} | scheduler),
+    )
+
+
+@pytest.fixture
 def make_task() -> Callable[..., GenerationTask]:
     def make(
-        prompt: str, *, request_id: str = "r", max_new: int = 100, stop: tuple[str, ...] = (), seed: int = 0,
-        temperature: float = 0.0, deadline_at: float | None = None,
+        prompt: str | Sequence[int], *, request_id: str = "r", max_new: int = 100, stop: tuple[str, ...] = (),
+        seed: int = 0, temperature: float = 0.0, deadline_at: float | None = None, n: int = 1, priority: int = 0,
+        salt: str = "",
     ) -> GenerationTask:  # fmt: skip
         return GenerationTask(
             request_id,
-            encode(prompt),
+            encode(prompt) if isinstance(prompt, str) else tuple(prompt),
             SamplingParams(temperature=temperature, seed=seed),
             StopParams(max_new, stop),
             time.time(),
             deadline_at,
+            n=n,
+            priority=priority,
+            cache_salt=salt,
         )
 
     return make
 
 
 class Answers:
-    """What an engine said, by request."""
+    """What an engine said, by request; of one of n samples under `id#index`."""
 
     def __init__(self) -> None:
         self.text: dict[str, str] = {}
@@ -65,6 +124,8 @@ class Answers:
 
     def take(self, events: list[tuple[str, TextChunk | OttserveError]]) -> None:
         for request_id, event in events:
+            if isinstance(event, TextChunk) and event.index:
+                request_id = f"{request_id}#{event.index}"  # noqa: PLW2901
             assert request_id not in self.ends, "nothing comes after the end"
             if isinstance(event, OttserveError):
                 self.ends[request_id] = event

@@ -1,0 +1,198 @@
+"""Prefix reuse, preemption and n samples in a real engine. Bit-exactness and its limits are in test_numerics.py."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from ottserve.workers.api import FinishReason, Internal, InvalidField
+from ottserve.workers.kv.table import POLICIES
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("length", [33, 64, 65, 72, 150, 200])
+def test_remembers_what_lies_in_cached_pages(make_engine, make_task, run_to_end, policy, length):
+    """`b` was said once, in a page that an earlier request computed: it must still be known as seen."""
+    engine = make_engine(policy)
+    for start in range(3):
+        prompt = "b" + "z" * (length - 2) + "a"
+        answers = run_to_end(engine, make_task(prompt, max_new=3))
+        assert answers.text["r"] == "cde"
+        cached = answers.ends["r"].finish.usage.num_cached_tokens
+        assert cached == (0 if start == 0 else (length - 8) // 32 * 32)
+    assert engine.counters.num_prompt_tokens_cached == 2 * cached
+    assert engine.counters.num_prompt_tokens_computed == 3 * length - 2 * cached
+
+
+def test_another_salt_and_a_flushed_cache_are_cold(make_engine, make_task, run_to_end):
+    engine = make_engine()
+
+    def cached(salt: str) -> int:
+        return run_to_end(engine, make_task("a" * 100, max_new=2, salt=salt)).ends["r"].finish.usage.num_cached_tokens
+
+    assert [cached("one"), cached("one"), cached("two"), cached("")] == [0, 64, 0, 0]
+    load = engine.load_report()
+    assert load.pages_cached == 6 and load.pages_cached + load.pages_free == load.pages_total
+    assert engine.flush_cache() == 6
+    assert engine.load_report().pages_cached == 0
+    assert cached("one") == 0
+
+
+def test_a_cold_prompt_of_four_chunks_hits_nothing(make_engine, make_task, run_to_end):
+    engine = make_engine(max_tokens_per_step=32)
+    answers = run_to_end(engine, make_task("ab" * 64, max_new=2))
+    assert answers.ends["r"].finish.usage.num_cached_tokens == engine.counters.num_prompt_tokens_cached == 0
+
+
+def test_a_cache_that_is_off_keeps_nothing(make_engine, make_task, run_to_end):
+    engine = make_engine(prefix_cache=False)
+    assert not engine.server_info.prefix_cache and make_engine().server_info.prefix_cache
+    for _ in range(2):
+        run_to_end(engine, make_task("ab" * 64, max_new=2))
+    assert engine.counters.num_prompt_tokens_cached == engine.load_report().pages_cached == 0
+
+
+def test_32_requests_share_a_prefix_in_a_pool_with_little_room_beside_it(make_engine, make_task, run_to_end):
+    """Room for the prefix (20 pages) and 37 pages more; unshared they would need 700."""
+    engine = make_engine(num_pages=57, max_running=16, max_tokens_per_step=1024)
+    prefix = "bz" * 320
+    tasks = [make_task(prefix + "a" * (i + 1), request_id=f"r{i}", max_new=40) for i in range(32)]
+    answers = run_to_end(engine, *tasks)
+    assert all(answers.text[task.request_id] == answers.text["r0"] for task in tasks)
+    assert answers.text["r0"].startswith("cdef")
+    assert engine.counters.num_prompt_tokens_cached >= 31 * 608
+
+
+def test_an_overfull_pool_preempts_until_all_have_answered(make_random_engine, make_task, run_to_end):
+    """Four answers that grow to 20 pages together in a pool of 7."""
+    engine = make_random_engine(num_pages=7)
+    tasks = [make_task(range(i, 60 + i), request_id=f"r{i}", max_new=110) for i in range(4)]
+    answers = run_to_end(engine, *tasks)
+    assert {len(ids) for ids in answers.token_ids.values()} == {110}
+    assert 0 < engine.counters.num_preemptions <= 12
+    assert engine.counters.num_pages_evicted > 0
+
+
+def test_whoever_is_preempted_whenever_says_the_same(make_engine, make_task, run_to_end):
+    """Every step one of four moves to the host, in turn; the toy model would notice any token that was lost."""
+    tasks = [make_task("q" * (20 + 7 * i) + "cdb"[i % 3] * 20 + "a", request_id=f"r{i}", max_new=30) for i in range(4)]
+    undisturbed = run_to_end(make_engine(), *tasks)
+    engine = make_engine(max_tokens_per_step=24)
+    plan, turn = engine._scheduler.plan, iter(range(10_000))
+
+    def plan_without_one() -> object:
+        running = list(engine._scheduler._running.values())
+        if len(running) > 1:
+            engine._scheduler.preempt(running[next(turn) % len(running)])
+        return plan()
+
+    engine._scheduler.plan = plan_without_one
+    assert run_to_end(engine, *tasks).token_ids == undisturbed.token_ids
+    assert engine.counters.num_preemptions > 20
+
+
+def test_the_higher_priority_is_answered_first(make_engine, make_task):
+    engine = make_engine(max_running=1)
+    for name, priority in (("low", -1), ("high", 5), ("next", 5)):
+        engine.add(make_task("a", request_id=name, max_new=1, priority=priority))
+    order = [event[0] for _ in range(3) for event in engine.step()]
+    assert order == ["high", "next", "low"]
+
+
+def test_samples_with_a_seed_are_distinct_and_come_again(make_engine, make_task, run_to_end):
+    def four(engine):
+        task = make_task("abc" * 30, max_new=12, temperature=30.0, seed=7, n=4)
+        answers = run_to_end(engine, task)
+        seeds = [answers.ends[name].finish.seed for name in answers.ends]
+        return answers.token_ids, dict(zip(answers.ends, seeds, strict=True))
+
+    engine = make_engine()
+    token_ids, seeds = four(engine)
+    assert set(token_ids) == {"r", "r#1", "r#2", "r#3"} and len(set(token_ids.values())) == 4
+    assert engine.counters.num_prompt_tokens_computed == 90
+    assert four(make_engine())[0] == token_ids
+    assert seeds["r"] == 7
+    for name, seed in seeds.items():
+        alone = run_to_end(make_engine(), make_task("abc" * 30, max_new=12, temperature=30.0, seed=seed))
+        assert alone.token_ids["r"] == token_ids[name]
+
+
+def test_greedy_samples_all_say_the_same_and_seal_pages_of_their_own(make_engine, make_task, run_to_end):
+    engine = make_engine()
+    answers = run_to_end(engine, make_task("b" + "z" * 68 + "a", max_new=27, n=3))
+    assert len(set(answers.text.values())) == 1 and answers.text["r"].startswith("cde")
+    assert engine.load_report().pages_cached >= 2
+
+
+def test_a_stop_string_ends_its_sample_alone(make_engine, make_task, run_to_end):
+    engine = make_engine()
+    answers = run_to_end(engine, make_task("abc", max_new=30, temperature=30.0, seed=3, n=4, stop=("e", "q")))
+    reasons = {name: answers.reason(name) for name in answers.ends}
+    assert FinishReason.STOP_STRING in reasons.values()
+    for name, reason in reasons.items():
+        assert (reason is FinishReason.STOP_STRING) == (answers.ends[name].finish.matched_stop is not None)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
+def test_an_abort_ends_every_sample_once(make_engine, make_task, num_steps):
+    engine = make_engine()
+    engine.add(make_task("abc", max_new=30, n=3))
+    for _ in range(num_steps):
+        engine.step()
+    assert engine.abort("r") and not engine.abort("r")
+    assert engine.load_report().slots_used == 0
+    events = engine.step()
+    assert [(chunk.index, chunk.finish.reason) for _, chunk in events] == [(i, FinishReason.ABORTED) for i in range(3)]
+    assert not engine.has_work
+
+
+def test_more_samples_than_slots_are_refused(make_engine, make_task):
+    with pytest.raises(InvalidField) as refusal:
+        make_engine().add(make_task("a", n=5))
+    assert refusal.value.field == "n"
+
+
+def test_a_row_without_numbers_fails_alone_and_leaves_nothing_behind(make_engine, make_task, run_to_end, monkeypatch):
+    engine = make_engine()
+    run = engine._computer._runner.run
+
+    @torch.inference_mode()
+    def spoil_second_row(step: object) -> torch.Tensor:
+        logits = run(step).clone()
+        if len(logits) == 3:
+            logits[1, 5] = float("nan")
+        return logits
+
+    monkeypatch.setattr(engine._computer._runner, "run", spoil_second_row)
+    tasks = [make_task("z" * 50 + sign, request_id=sign, max_new=3) for sign in "abc"]
+    answers = run_to_end(engine, *tasks)
+    assert isinstance(answers.ends["b"], Internal) and answers.ends["b"].reason == "non_finite_logits"
+    assert (answers.text["a"], answers.text["c"]) == ("bcd", "def")
+    monkeypatch.undo()
+    assert run_to_end(engine, make_task("z" * 50 + "b", max_new=3)).text["r"] == "cde"
+
+
+def test_the_first_token_of_a_repeated_prompt_comes_five_times_sooner(make_random_engine, make_task, run_to_end):
+    engine = make_random_engine(max_tokens_per_step=512)
+    run_to_end(engine, make_task(range(1, 60), max_new=2))
+    prompt = [(7 * i * i + 3 * i) % 128 for i in range(2000)]
+
+    def first_token_s() -> float:
+        began = time.perf_counter()
+        run_to_end(engine, make_task(prompt, max_new=1))
+        return time.perf_counter() - began
+
+    cold = first_token_s()
+    assert min(first_token_s() for _ in range(3)) <= cold / 5
+
+
+def test_books_are_checked_when_idle(make_engine, make_task, run_to_end):
+    engine = make_engine()
+    engine._now = lambda: time.time() + 3600
+    run_to_end(engine, make_task("a", max_new=2))
+    engine._ledger._free_pages.pop()
+    engine._now = lambda: time.time() + 7200
+    with pytest.raises(RuntimeError, match="page ids lost"):
+        run_to_end(engine, make_task("a", max_new=2))
