@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
+from torch import Tensor
+
+from ottserve.workers.api import Internal, InvalidField, OttserveError
 from ottserve.workers.core.moves import Move
-from ottserve.workers.core.plan import SampleKey, StepPlan
-from ottserve.workers.core.sequence import Sequence
+from ottserve.workers.core.plan import StepPlan
 from ottserve.workers.engine.inputs import build_step
+from ottserve.workers.engine.live import LiveRequest
+from ottserve.workers.engine.logprobs import Fetched
 from ottserve.workers.engine.penalties import History
+from ottserve.workers.engine.prompts import Piece, read_prompts
 from ottserve.workers.engine.readout import Readout
 from ottserve.workers.engine.runner import Runner
-from ottserve.workers.engine.sampler import SampledRow, Sampler
+from ottserve.workers.engine.sampler import SampledRow, SampledToken, Sampler
 from ottserve.workers.kv.moves import carry_out
 from ottserve.workers.kv.store import KVStore
+
+FAULT = "the step that computed this request failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a step brought forth.
+
+    Attributes:
+        tokens: for each of `plan.sampling`; of a request in `errors` they mean nothing.
+        errors: by request id, why no token could be chosen: logits that are no numbers, a form that can't be followed.
+        pieces: by request id, of prompts whose logprobs are asked for.
+    """
+
+    tokens: tuple[SampledToken, ...]
+    errors: dict[str, OttserveError]
+    pieces: dict[str, Piece]
 
 
 class Computer:
@@ -28,24 +51,58 @@ class Computer:
         """Do to stored keys and values what the scheduler decided outside of a step."""
         carry_out(self._store, moves)
 
-    def compute(self, plan: StepPlan, sequence_of: Callable[[SampleKey], Sequence]) -> list[int | None]:
+    def compute(self, plan: StepPlan, live: Mapping[str, LiveRequest]) -> Computed:
         """Compute a plan that is not empty, and store its keys and values.
 
-        Returns:
-            A token for each of `plan.sampling`; None where the model's logits are no numbers to choose by.
+        Args:
+            live: the requests of the plan, by id.
         """
-        logits = self._runner.run(build_step(plan, self._store.spec, self._store.device))
         readout = Readout()
+        logits, read_pieces = self._run(plan, live, readout)
         is_finite = readout.add(logits.amax(-1).isfinite())
-        rows = [_sampled_row(key, sequence_of(key)) for key in plan.sampling]
+        forms = [_permitted(live[key.request_id], key.index) for key in plan.sampling]
+        rows = [_row(live[key.request_id], key.index, form) for key, form in zip(plan.sampling, forms, strict=True)]
         read = self._sampler.sample(logits, rows, readout)
         fetched = readout.fetch()
-        tokens = zip(read(fetched), fetched[is_finite].tolist(), strict=True)
-        return [token.token_id if finite else None for token, finite in tokens]
+        tokens = read(fetched)
+        errors: dict[str, OttserveError] = {}
+        for key, form, is_number in zip(plan.sampling, forms, fetched[is_finite].tolist(), strict=True):
+            if isinstance(form, OttserveError):
+                errors[key.request_id] = form
+            elif not is_number:
+                errors[key.request_id] = Internal(FAULT, "non_finite_logits")
+        return Computed(tuple(tokens), errors, read_pieces(fetched))
+
+    def _run(
+        self, plan: StepPlan, live: Mapping[str, LiveRequest], readout: Readout
+    ) -> tuple[Tensor, Callable[[Fetched], dict[str, Piece]]]:
+        """Logits of the rows that sample, and how to read what is told of prompts."""
+        step = build_step(plan, self._store.spec, self._store.device)
+        tasks = [live[part.request_id].task for part in plan.chunks]
+        asked = {task.request_id: task for task in tasks if task.prompt_logprobs is not None}
+        if not asked:
+            return self._runner.run(step), lambda fetched: {}
+        logits, hidden = self._runner.run_keeping_hidden(step)
+        return logits, read_prompts(readout, self._runner.head, hidden, plan, asked)
 
 
-def _sampled_row(key: SampleKey, sequence: Sequence) -> SampledRow:
+def _permitted(live: LiveRequest, index: int) -> Tensor | InvalidField | None:
+    """What the form permits. A form that can't be followed costs its own request alone."""
+    try:
+        return live.permitted(index)
+    except InvalidField as error:
+        return error
+
+
+def _row(live: LiveRequest, index: int, form: Tensor | InvalidField | None) -> SampledRow:
     """At the end of a prompt the rows of all samples are of one sequence; they differ in their seeds."""
+    sequence, task = live.sequence(index), live.task
     slot_id = 0 if sequence.lease is None else sequence.lease.slot_id
-    history = History(sequence.token_ids, sequence.num_prompt, slot_id)
-    return SampledRow(sequence.task.sampling, sequence.task.stops, history, sequence.seed_of(key.index))
+    return SampledRow(
+        params=task.sampling,
+        stops=task.stops,
+        history=History(sequence.token_ids, sequence.num_prompt, slot_id),
+        seed=sequence.seed_of(index),
+        num_logprobs=task.logprobs,
+        permitted=form if isinstance(form, Tensor) else None,
+    )

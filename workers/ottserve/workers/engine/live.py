@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from ottserve.workers.api import Finish, FinishReason, GenerationTask, TextChunk
+from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+
+from torch import Tensor
+
+from ottserve.workers.api import Finish, FinishReason, GenerationTask, TextChunk, TokenLogprob
 from ottserve.workers.core.event import TokenEvent
 from ottserve.workers.core.sequence import Sequence
+from ottserve.workers.engine.structured import FormFollower
 from ottserve.workers.text.detokenizer import Vocabulary
 from ottserve.workers.text.output import Delta, OutputStream
 
@@ -12,9 +18,17 @@ from ottserve.workers.text.output import Delta, OutputStream
 class LiveRequest:
     """From the first token of any sample to the end of the last."""
 
-    def __init__(self, sequence: Sequence, vocabulary: Vocabulary) -> None:
-        """`sequence` is the first sample, which stands for all until its prompt is computed."""
+    def __init__(
+        self, sequence: Sequence, vocabulary: Vocabulary, followers: SequenceOf[FormFollower] | None = None
+    ) -> None:
+        """Begin a request.
+
+        Args:
+            sequence: the first sample, which stands for all until its prompt is computed.
+            followers: one a sample, where the answer has a form.
+        """
         self._first = sequence
+        self._followers = followers
         self._open = {index: OutputStream(vocabulary, sequence.task) for index in range(sequence.task.n)}
 
     @property
@@ -31,10 +45,17 @@ class LiveRequest:
         """The sequence that computes a sample."""
         return self._first.sample(index)
 
-    def push(self, event: TokenEvent, now: float) -> tuple[TextChunk, bool]:
+    def permitted(self, index: int) -> Tensor | None:
+        """What a sample's form permits next, None where it has no form. Raises InvalidField; see `FormFollower`."""
+        return None if self._followers is None else self._followers[index].permitted()
+
+    def push(self, event: TokenEvent, logprob: TokenLogprob | None, now: float) -> tuple[TextChunk, bool]:
         """The chunk that a token gives, and whether its text ended the sample, which the scheduler can't know."""
         delta = self._open[event.index].push(event)
-        return self._chunk(event.index, delta, now), delta.must_stop
+        if self._followers is not None and delta.finish is None:
+            self._followers[event.index].advance(event.token_id)
+        chunk = self._chunk(event.index, delta, now)
+        return (chunk if logprob is None else replace(chunk, logprobs=(logprob,))), delta.must_stop
 
     def close(self, now: float) -> list[TextChunk]:
         """The last chunks of an aborted request, one for each sample that had not ended."""

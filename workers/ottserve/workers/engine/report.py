@@ -12,14 +12,19 @@ from ottserve.workers.kv.store import PoolState
 
 
 def load_report(
-    scheduler: Scheduler, ledger: Ledger, pools: PoolState, tokens_per_s: float, last_step_at: float | None
+    scheduler: Scheduler,
+    ledger: Ledger,
+    pools: PoolState,
+    num_compiling: int,
+    tokens_per_s: float,
+    last_step_at: float | None,
 ) -> LoadReport:
-    """What runs, waits and is held; `replica_id` is for the replica to fill in."""
+    """What runs, waits (for a form, too) and is held; `replica_id` is for the replica to fill in."""
     pages, slots = ledger.pages, ledger.slots
     return LoadReport(
         replica_id="",
         num_running=scheduler.num_running,
-        num_waiting=scheduler.num_waiting,
+        num_waiting=scheduler.num_waiting + num_compiling,
         num_waiting_tokens=scheduler.num_waiting_tokens,
         pages_used=pages.used,
         pages_cached=pages.cached,
