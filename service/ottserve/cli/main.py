@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ottserve.cli import ask, bench, chat, evaluate, idle, info, metrics, serve, tokens
+from ottserve.cli import ask, bench, capacity, chat, evaluate, idle, info, metrics, serve, tokens
 
 app = typer.Typer(
     name="ottserve",
@@ -23,3 +23,4 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("bench")(bench.bench)
 app.command("metrics")(metrics.metrics)
 app.command("wait-idle")(idle.wait_idle)
+app.command("capacity")(capacity.capacity)
