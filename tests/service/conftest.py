@@ -136,9 +136,10 @@ class FakeReplicas:
                     raise error
                 self.num_chunks[task.request_id] = i + 1
                 reason = self._reason(task, i)
-                finish = self._finish(task, i + 1, reason) if reason else None
-                ended = finish is not None
-                yield api.TextChunk(task.request_id, f"{i} {self.payload}", (i,), finish)
+                for index in range(task.n):
+                    finish = self._finish(task, i + 1, reason, index) if reason else None
+                    ended = finish is not None and index == task.n - 1
+                    yield api.TextChunk(task.request_id, f"{i} {self.payload}", (i,), finish, index)
                 if ended:
                     return
         finally:
@@ -151,9 +152,9 @@ class FakeReplicas:
             return api.FinishReason.ABORTED
         return api.FinishReason.LENGTH if i + 1 == task.stops.max_new_tokens else None
 
-    def _finish(self, task: api.GenerationTask, num_tokens: int, reason: api.FinishReason) -> api.Finish:
+    def _finish(self, task: api.GenerationTask, num_tokens: int, reason: api.FinishReason, index: int) -> api.Finish:
         usage = api.Usage(len(task.prompt_ids), 0, num_tokens)
-        return api.Finish(reason, usage, api.Timings(0.25, 0.5, 1.5, 0.75), task.sampling.seed)
+        return api.Finish(reason, usage, api.Timings(0.25, 0.5, 1.5, 0.75), task.sampling.seed, None, index)
 
     async def abort(self, request_id: str) -> api.AbortResult:
         found = request_id in self.live and request_id not in self.to_abort
@@ -166,6 +167,9 @@ class FakeReplicas:
 
     async def load(self) -> tuple[api.LoadReport, ...]:
         return tuple(replace(load, num_running=len(self.live)) for load in self.loads)
+
+    async def flush_cache(self) -> int:
+        return sum(load.pages_cached for load in self.loads)
 
     async def metrics_addresses(self) -> tuple[str, ...]:
         return ("10.0.0.7:9000", "10.0.0.8:9000")

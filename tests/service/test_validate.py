@@ -111,10 +111,12 @@ PAIRS |= {
         "StructuredOutput.grammar": 'root ::= "a"',
     }.items()
 }
-# These take one value only; that another is refused is shown in test_refusals.py.
-ONE_VALUE = {"GenerateRequest.n"} | {
-    f"{name}Request.model" for name in ("Generate", "Tokenize", "Detokenize", "GetModelInfo")
+PAIRS |= {
+    f"GenerateRequest.{name}": (pb.GenerateRequest(text=TEXT, **{name: value}), pb.GenerateRequest(text=TEXT))
+    for name, value in {"n": 2, "priority": -3, "cache_salt": "s"}.items()
 }
+# These take one value only; that another is refused is shown in test_refusals.py.
+ONE_VALUE = {f"{name}Request.model" for name in ("Generate", "Tokenize", "Detokenize", "GetModelInfo")}
 # Only there to hold others, which are found below.
 HOLDERS = {
     "GenerateRequest.sampling",
@@ -174,7 +176,8 @@ async def test_every_served_field_makes_a_difference(gateway: Any, replicas: Any
 def _parts(task: Any) -> tuple[Any, ...]:
     """A task without its times."""
     output = task.skip_special_tokens, task.logprobs, task.prompt_logprobs, task.form
-    return task.request_id, task.prompt_ids, task.sampling, task.stops, output
+    sharing = task.n, task.priority, task.cache_salt
+    return task.request_id, task.prompt_ids, task.sampling, task.stops, output, sharing
 
 
 def _without_drawn(parts: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -223,7 +226,9 @@ WHOLE = st.builds(
     stops=STOPS,
     structured_output=FORMS,
     output=st.builds(pb.OutputParams, logprobs=st.none() | INT32, prompt_logprobs=st.none() | INT32),
-    n=st.none() | INT32,
+    n=st.none() | INT32 | st.integers(1, 4),
+    priority=st.none() | INT32,
+    cache_salt=TEXTS,
 )
 
 

@@ -66,7 +66,7 @@ class Permit:
 
     def claim(self, task: GenerationTask) -> None:
         """Takes room for all tokens the task can come to. Raises QueueFull, or InvalidField if it can never fit."""
-        num_tokens = len(task.prompt_ids) + task.stops.max_new_tokens
+        num_tokens = len(task.prompt_ids) + task.n * task.stops.max_new_tokens
         self._admission._claim(num_tokens)
         self._num_tokens += num_tokens
 

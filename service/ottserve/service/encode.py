@@ -32,7 +32,12 @@ def stream_messages(chunk: TextChunk) -> Iterator[pb.GenerateStreamResponse]:
         prompt = pb.PromptLogprobs(tokens=map(_token_logprobs, piece))
         yield pb.GenerateStreamResponse(request_id=chunk.request_id, prompt_logprobs=prompt)
     if chunk.text or chunk.token_ids:
-        event = pb.Chunk(text=chunk.text, token_ids=chunk.token_ids, logprobs=map(_token_logprobs, chunk.logprobs))
+        event = pb.Chunk(
+            index=chunk.index,
+            text=chunk.text,
+            token_ids=chunk.token_ids,
+            logprobs=map(_token_logprobs, chunk.logprobs),
+        )
         yield pb.GenerateStreamResponse(request_id=chunk.request_id, chunk=event)
     if chunk.finish is not None:
         yield pb.GenerateStreamResponse(request_id=chunk.request_id, finish=_finish(chunk.finish))
@@ -40,15 +45,10 @@ def stream_messages(chunk: TextChunk) -> Iterator[pb.GenerateStreamResponse]:
 
 def whole_answer(request_id: str, chunks: Sequence[TextChunk]) -> pb.GenerateResponse:
     """All chunks of a request as one message."""
-    last = chunks[-1].finish
-    sample = pb.Sample(
-        text="".join(chunk.text for chunk in chunks),
-        token_ids=[token_id for chunk in chunks for token_id in chunk.token_ids],
-        logprobs=[_token_logprobs(token) for chunk in chunks for token in chunk.logprobs],
-        finish=_finish(last) if last else None,
-    )
+    indices = sorted({chunk.index for chunk in chunks})
+    samples = [_sample(index, [chunk for chunk in chunks if chunk.index == index]) for index in indices]
     prompt = [_token_logprobs(token) for chunk in chunks for token in chunk.prompt_logprobs]
-    return pb.GenerateResponse(request_id=request_id, samples=[sample], prompt_logprobs=prompt)
+    return pb.GenerateResponse(request_id=request_id, samples=samples, prompt_logprobs=prompt)
 
 
 def model_info(served: ServedModel) -> pb.GetModelInfoResponse:
@@ -90,8 +90,21 @@ def loads(reports: Iterable[LoadReport]) -> pb.GetLoadResponse:
     return pb.GetLoadResponse(replicas=[_load(report) for report in reports])
 
 
+def _sample(index: int, chunks: Sequence[TextChunk]) -> pb.Sample:
+    """All chunks of one sample as one message."""
+    last = chunks[-1].finish
+    return pb.Sample(
+        index=index,
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=[token_id for chunk in chunks for token_id in chunk.token_ids],
+        logprobs=[_token_logprobs(token) for chunk in chunks for token in chunk.logprobs],
+        finish=_finish(last) if last else None,
+    )
+
+
 def _finish(finish: Finish) -> pb.Finish:
     message = pb.Finish(
+        index=finish.index,
         reason=REASONS[finish.reason],
         usage=_usage(finish.usage),
         seed=finish.seed,

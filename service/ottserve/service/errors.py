@@ -18,10 +18,6 @@ DOMAIN = "ottserve.v1"
 STREAM_BROKEN = "STREAM_BROKEN"
 
 
-class MethodNotServed(api.OttserveError):
-    """A method of the contract that this version does not serve yet."""
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """What a caller and the metrics are told of one kind of error."""
@@ -33,7 +29,6 @@ class Row:
 TABLE: dict[type[api.OttserveError], Row] = {
     api.InvalidField: Row(grpc.StatusCode.INVALID_ARGUMENT, "invalid"),
     api.NotImplementedField: Row(grpc.StatusCode.INVALID_ARGUMENT, "not_served"),
-    MethodNotServed: Row(grpc.StatusCode.UNIMPLEMENTED, "not_served"),
     api.QueueFull: Row(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue_full"),
     api.Unavailable: Row(grpc.StatusCode.UNAVAILABLE, "unavailable"),
     api.StreamBroken: Row(grpc.StatusCode.UNAVAILABLE, "stream_broken"),

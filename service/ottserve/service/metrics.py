@@ -151,31 +151,31 @@ class GatewayMetrics:
         self, chunks: AsyncGenerator[TextChunk, None], received_at: float
     ) -> AsyncGenerator[TextChunk, None]:
         """Passes the chunks of one generation through, and takes their times."""
-        before = None
+        last: dict[int, float] = {}
         async with aclosing(chunks):
             async for chunk in chunks:
                 with self._harmless():
-                    before = self._observe(chunk, before, received_at)
+                    self._observe(chunk, last, received_at)
                 yield chunk
 
-    def _observe(self, chunk: TextChunk, before: float | None, received_at: float) -> float | None:
-        """Returns when the last token came."""
+    def _observe(self, chunk: TextChunk, last: dict[int, float], received_at: float) -> None:
+        """Takes note of a chunk; `last` tells of each sample when its last token came."""
         now, num_tokens = self._now(), len(chunk.token_ids)
         if num_tokens:
-            if before is None:
+            if not last:
                 self._first_token.observe(now - received_at)
-            else:
+            elif chunk.index in last:
                 for _ in range(num_tokens):
-                    self._inter_token.observe((now - before) / num_tokens)
-            before = now
+                    self._inter_token.observe((now - last[chunk.index]) / num_tokens)
+            last[chunk.index] = now
         if chunk.finish is not None:
             timings = chunk.finish.timings
             self._phases["queue"].observe(timings.queue_s)
             self._phases["prefill"].observe(timings.prefill_s)
             self._phases["decode"].observe(timings.decode_s)
-            self._prompt_tokens.observe(chunk.finish.usage.num_prompt_tokens)
             self._output_tokens.observe(chunk.finish.usage.num_completion_tokens)
-        return before
+            if chunk.index == 0:
+                self._prompt_tokens.observe(chunk.finish.usage.num_prompt_tokens)
 
     def _show_zeros(self) -> None:
         """Series that appear only with their first event have no rate at that event."""

@@ -10,9 +10,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ottserve.workers.api import NotImplementedField, invalid
 
-NOT_SERVED: dict[str, frozenset[str]] = {
-    "ottserve.v1.GenerateRequest": frozenset({"priority", "cache_salt"}),
-}
+NOT_SERVED: dict[str, frozenset[str]] = {}
+"""By message; every field of the contract is served now."""
 
 
 def refuse_not_served(message: Message, path: str = "") -> None:

@@ -1,7 +1,7 @@
 """Replicas reached through a Ray Serve handle. The one file that knows Ray's errors.
 
-The deployment behind the handle has the methods `generate` (streaming), `abort`, `info`, `load` and
-`metrics_address`. Set `ray_environment.RAY_ENVIRONMENT` before importing this.
+The deployment behind the handle has the methods `generate` (streaming), `abort`, `info`, `load`,
+`flush_cache` and `metrics_address`. Set `ray_environment.RAY_ENVIRONMENT` before importing this.
 """
 
 from __future__ import annotations
@@ -69,6 +69,10 @@ class RayReplicas:
     async def load(self) -> tuple[LoadReport, ...]:
         """Of each that answers."""
         return tuple(await self._ask_all("load"))
+
+    async def flush_cache(self) -> int:
+        """Of each that answers, added up."""
+        return sum(await self._ask_all("flush_cache"))
 
     async def metrics_addresses(self) -> tuple[str, ...]:
         """Of each that answers."""

@@ -30,6 +30,10 @@ class ReplicaClient(Protocol):
         """The state of each that answers; empty when none does."""
         ...
 
+    async def flush_cache(self) -> int:
+        """Drops the cached pages that no live request uses; how many, over all replicas that answer."""
+        ...
+
     async def metrics_addresses(self) -> tuple[str, ...]:
         """`host:port` of the Prometheus endpoint of each that answers."""
         ...

@@ -10,7 +10,6 @@ import grpc
 
 from ottserve.service import encode, validate
 from ottserve.service.admission import Admission
-from ottserve.service.errors import MethodNotServed
 from ottserve.service.metrics import GatewayMetrics
 from ottserve.service.not_served import refuse_not_served
 from ottserve.service.readiness import Readiness
@@ -85,7 +84,8 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         return encode.loads(await self._replicas.load())
 
     async def FlushCache(self, request: pb.FlushCacheRequest, context: object) -> pb.FlushCacheResponse:
-        raise MethodNotServed("FlushCache is not served yet")
+        refuse_not_served(request)
+        return pb.FlushCacheResponse(num_pages_dropped=await self._replicas.flush_cache())
 
     async def _chunks(self, request: pb.GenerateRequest, remaining_s: float | None) -> AsyncGenerator[TextChunk, None]:
         arrival = validate.arrival(self._now(), remaining_s)

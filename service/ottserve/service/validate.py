@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ottserve.service.forms import answer_form
-from ottserve.service.not_served import not_served, refuse_not_served
+from ottserve.service.not_served import refuse_not_served
 from ottserve.service.parameters import num_logprobs, sampling_params, stop_params, within_vocabulary
 from ottserve.service.readiness import ServedModel
 from ottserve.service.tokenizer import TokenizedText
@@ -19,6 +19,9 @@ from ottserve.v1 import generation_pb2 as pb
 from ottserve.workers.api import GenerationTask, ModelInfo, UnknownModel, invalid
 
 MAX_ROLE_CHARACTERS = 64
+MAX_SALT_CHARACTERS = 256
+MAX_SAMPLES = 128
+MAX_PRIORITY = 100
 REQUEST_ID = re.compile(r"[!-~]{1,128}")
 REQUEST_ID_LIMIT = "1 to 128 printable ASCII characters without spaces"
 
@@ -65,8 +68,9 @@ async def generation_task(
     refuse_not_served(request)
     known_model(request.model, served.info.model)
     request_id(request.request_id)
-    if request.HasField("n") and request.n != 1:
-        raise not_served("n", str(request.n)) if 1 < request.n <= 128 else invalid("n", request.n, "1 to 128")
+    n, priority = _num_samples(request), _priority(request)
+    if len(request.cache_salt) > MAX_SALT_CHARACTERS:
+        raise invalid("cache_salt", request.cache_salt, f"at most {MAX_SALT_CHARACTERS} characters")
     model = served.info.model
     sampling = sampling_params(request.sampling, model, draw_seed)
     logprobs = num_logprobs("logprobs", request.output)
@@ -82,10 +86,27 @@ async def generation_task(
         received_at=arrived.received_at,
         deadline_at=arrived.deadline_at,
         skip_special_tokens=_skip_special_tokens(request.output),
+        priority=priority,
+        cache_salt=request.cache_salt,
+        n=n,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         form=answer_form(request, stops),
     )
+
+
+def _num_samples(request: pb.GenerateRequest) -> int:
+    if not request.HasField("n"):
+        return 1
+    if not 1 <= request.n <= MAX_SAMPLES:
+        raise invalid("n", request.n, f"1 to {MAX_SAMPLES}")
+    return request.n
+
+
+def _priority(request: pb.GenerateRequest) -> int:
+    if not -MAX_PRIORITY <= request.priority <= MAX_PRIORITY:
+        raise invalid("priority", request.priority, f"-{MAX_PRIORITY} to {MAX_PRIORITY}")
+    return request.priority
 
 
 async def tokenized(request: pb.TokenizeRequest, served: ServedModel) -> TokenizedText:
