@@ -164,6 +164,9 @@ class FormFollower:
     def _permit(self) -> Tensor:
         bits: Tensor = xgrammar.allocate_token_bitmask(1, self._vocab_size)
         self._matcher.fill_next_token_bitmask(bits)
+        num_over = self._vocab_size % 32
+        if num_over:  # what lies behind the vocabulary in the last word is no token, whatever the matcher says
+            bits[0, -1] &= (1 << num_over) - 1
         return bits[0]
 
 

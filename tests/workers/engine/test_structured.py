@@ -1,0 +1,246 @@
+"""Answers of a given form: what they are, what is refused, and that nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from ottserve.workers.api import (
+    Choice,
+    FinishReason,
+    Grammar,
+    InvalidField,
+    JsonSchema,
+    QueueFull,
+    Regex,
+)
+from ottserve.workers.engine import forms, structured
+from ottserve.workers.engine.structured import FormCompiler, bits_of
+from ottserve.workers.models.toy import SIGNS, toy_tokenizer
+
+CHARACTERS = [chr(code) for code in range(32, 127)]
+EOS = len(CHARACTERS)
+
+
+def ascii_tokenizer() -> str:
+    """A token a printable ASCII character, then <eos> and <other>, which are no text."""
+    tokenizer = Tokenizer(models.WordLevel({sign: i for i, sign in enumerate(CHARACTERS)}, unk_token="?"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<eos>", "<other>"])
+    return tokenizer.to_str()
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    return FormCompiler(ascii_tokenizer(), vocab_size=EOS + 9, eos_token_ids=(EOS,))
+
+
+def compiled(compiler, form):
+    compilation = compiler.compile(form)
+    while not compilation.is_settled:
+        time.sleep(0.001)
+    return compilation.follower()
+
+
+def walk(follower, pick, max_tokens=400):
+    """The text of one way through a form, None if it has no end within `max_tokens`."""
+    text = ""
+    for _ in range(max_tokens):
+        allowed = bits_of(follower.permitted())
+        assert set(allowed) <= set(range(EOS + 1)), "no special token and none beyond the tokenizer"
+        token_id = pick(allowed)
+        if token_id == EOS:
+            return text
+        text += CHARACTERS[token_id]
+        follower.advance(token_id)
+    return None
+
+
+SCHEMAS = [
+    {"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}, "b": {}}, "required": ["a"]},
+    {"type": "array", "items": {"enum": ["x", 1, None]}, "minItems": 1, "maxItems": 3},
+    {"type": "array", "prefixItems": [{"const": {"k": [1]}}], "items": {"type": "null"}, "maxItems": 2},
+    {"anyOf": [{"type": "string", "maxLength": 3}, {"$ref": "#/$defs/n"}], "$defs": {"n": {"type": "null"}}},
+    {"type": "string", "pattern": "^[a-c]{2,4}$"},
+    {"type": "string", "format": "date"},
+    {"type": ["integer", "null"]},
+    {"type": "number", "exclusiveMinimum": 1, "maximum": 2.5},
+    {"allOf": [{"type": "object", "properties": {"z": {"enum": [1, 2], "type": "integer"}}, "required": ["z"]}]},
+    {"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "integer"}},
+    {"type": "object"},
+    {},
+    True,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=json.dumps)
+@settings(max_examples=15, deadline=None)
+@given(random=st.randoms(use_true_random=True))
+def test_every_way_through_a_schema_is_accepted_by_it(compiler, schema, random):
+    def pick(allowed):
+        return EOS if EOS in allowed and random.random() < 0.7 else random.choice(allowed)
+
+    text = walk(compiled(compiler, JsonSchema(json.dumps(schema))), pick)
+    if text is not None:
+        jsonschema.validate(json.loads(text), schema)
+
+
+@given(options=st.lists(st.text('ab"\\{}| ', min_size=1, max_size=5), min_size=1, max_size=4), random=st.randoms())
+@settings(max_examples=50, deadline=None)
+def test_a_choice_is_one_of_its_options_letter_by_letter(compiler, options, random):
+    assert walk(compiled(compiler, Choice(tuple(options))), random.choice) in options
+
+
+@pytest.mark.parametrize(
+    ("form", "field", "limit"),
+    [
+        (JsonSchema('{"type": "object"'), "json_schema", "a JSON document"),
+        (JsonSchema("[]"), "json_schema", "a JSON schema"),
+        (JsonSchema('{"type": "nope"}'), "json_schema", "not valid"),
+        (JsonSchema('{"type": "object", "properties": [1]}'), "json_schema", "not of type 'object'"),
+        (JsonSchema('{"items": ' * 6000 + "{}" + "}" * 6000), "json_schema", "within each other"),
+        (JsonSchema('{"anyOf": [' * 70 + "{}" + "]}" * 70), "json_schema", "at most 64 schemas within each other"),
+        (JsonSchema('{"not": {"type": "string"}}'), "json_schema", "not beside"),
+        (JsonSchema('{"type": "array", "uniqueItems": true}'), "json_schema", "uniqueItems beside"),
+        (JsonSchema('{"type": "object", "required": ["z"]}'), "json_schema", "'z' has none"),
+        (JsonSchema('{"properties": {"a": {}}}'), "json_schema", "properties beside"),
+        (JsonSchema('{"allOf": [{}, {}]}'), "json_schema", "allOf of one schema"),
+        (JsonSchema('{"type": "integer", "enum": ["a"]}'), "json_schema", "values that are of the type"),
+        (JsonSchema('{"type": "string", "pattern": "a", "maxLength": 3}'), "json_schema", "one of pattern"),
+        (JsonSchema('{"type": "string", "format": "colour"}'), "json_schema", "a format of"),
+        (JsonSchema('{"$ref": "#/nowhere"}'), "json_schema", "nowhere"),
+        (JsonSchema('{"$ref": "#"}'), "json_schema", "Circular"),
+        (JsonSchema("false"), "json_schema", "cannot accept any value"),
+        (Regex("(a"), "regex", "parenthesis"),
+        (Regex(r"(a)\1"), "regex", "Backreference"),
+        (Grammar("root ::="), "grammar", "Expect element"),
+        (Grammar('start ::= "a"'), "grammar", "root"),
+    ],
+)
+def test_what_cannot_be_held_to_is_refused_by_name(compiler, form, field, limit):
+    with pytest.raises(InvalidField) as refused:
+        compiled(compiler, form)
+    assert refused.value.field == f"structured_output.{field}"
+    assert limit in refused.value.message
+    assert ".cc" not in refused.value.message
+
+
+@pytest.mark.parametrize("form", [Regex("[^ -~]"), Grammar("root ::= root"), Choice(("é",))])
+def test_a_form_that_the_vocabulary_cannot_write_is_refused(compiler, form):
+    with pytest.raises(InvalidField, match="vocabulary"):
+        compiled(compiler, form).permitted()
+
+
+def test_nested_quantifiers_are_followed_or_given_up_never_let_go(compiler):
+    """Whatever it costs to follow them, all text is of the form, and the waiting is bounded."""
+    follower = compiled(compiler, Regex("((a{1,1000}){1,1000}){1,1000}"))
+    began = time.monotonic()
+    a = CHARACTERS.index("a")
+    with pytest.raises(InvalidField, match="pace"):
+        for _ in range(10_000):
+            assert set(bits_of(follower.permitted())) <= {a, EOS}
+            follower.advance(a)
+    assert time.monotonic() - began < 20
+
+
+@pytest.fixture
+def ask(make_task):
+    def make(form, prompt="a", request_id="r", max_new=50, **more):
+        return replace(make_task(prompt, request_id=request_id, max_new=max_new), form=form, **more)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        pytest.param(Choice(("cab", "cad")), "cad", id="after c and a the toy prefers what was not seen"),
+        pytest.param(Regex("[xyz]{2}!"), "yz!", id="y, since all three are as likely"),
+        pytest.param(Grammar('root ::= "no" | "n" root'), None, id="grammar"),
+        pytest.param(JsonSchema('{"type": "boolean"}'), None, id="schema"),
+    ],
+)
+def test_the_toy_answers_in_the_form(make_engine, ask, run_to_end, form, text):
+    answers = run_to_end(make_engine(), ask(form))
+    assert answers.reason("r") is FinishReason.EOS
+    said = answers.text["r"]
+    match form:
+        case Choice(options):
+            assert said in options
+        case Regex():
+            assert len(said) == 3 and set(said[:2]) <= set("xyz") and said[2] == "!"
+        case Grammar():
+            assert said.strip("n") == "o"
+        case JsonSchema():
+            assert said in ("true", "false")
+
+
+def test_each_of_n_samples_follows_the_form_by_itself(make_engine, ask):
+    engine = make_engine()
+    task = ask(Regex("[a-z]{5}"), n=4)
+    engine.add(replace(task, sampling=replace(task.sampling, temperature=50.0, seed=3)))
+    text = ["", "", "", ""]
+    while engine.has_work:
+        for _, chunk in engine.step():
+            text[chunk.index] += chunk.text
+    assert all(len(each) == 5 and each.isalpha() for each in text)
+    assert len(set(text)) == 4
+
+
+def test_a_bad_form_ends_its_own_request_and_no_other(make_engine, ask, make_task, run_to_end):
+    tasks = [
+        ask(JsonSchema('{"type": "nope"}'), request_id="malformed"),
+        ask(Choice(("#",)), request_id="unwritable"),
+        make_task("a", request_id="fine", max_new=3),
+        ask(Choice(("bca",)), request_id="formed"),
+    ]
+    answers = run_to_end(make_engine(), *tasks)
+    assert isinstance(answers.ends["malformed"], InvalidField)
+    assert isinstance(answers.ends["unwritable"], InvalidField)
+    assert "unwritable" not in answers.text
+    assert (answers.text["fine"], answers.text["formed"]) == ("bcd", "bca")
+
+
+def test_a_form_that_takes_too_long_to_compile_is_refused_while_others_run(
+    make_engine, ask, make_task, run_to_end, monkeypatch
+):
+    monkeypatch.setattr(structured, "COMPILE_LIMIT_S", 0.2)
+    monkeypatch.setattr(FormCompiler, "_compile", lambda self, form: time.sleep(1.0))
+    engine = make_engine()
+    began = time.monotonic()
+    answers = run_to_end(engine, ask(Regex("a"), request_id="slow"), make_task("a", request_id="fine", max_new=3))
+    assert time.monotonic() - began < 0.9
+    assert isinstance(answers.ends["slow"], InvalidField) and "0.2 s" in str(answers.ends["slow"])
+    assert answers.text["fine"] == "bcd"
+
+
+def test_a_request_can_be_aborted_while_its_form_is_compiled(make_engine, ask, monkeypatch):
+    monkeypatch.setattr(FormCompiler, "_compile", lambda self, form: time.sleep(0.3))
+    engine = make_engine()
+    engine.add(ask(Regex("a")))
+    assert engine.has_work and engine.load_report().num_waiting == 1
+    assert engine.abort("r") and not engine.abort("r")
+    [(_, chunk)] = engine.step()
+    assert chunk.finish.reason is FinishReason.ABORTED
+    assert not engine.has_work
+
+
+def test_only_so_many_forms_wait_to_be_compiled(make_engine, ask, monkeypatch):
+    monkeypatch.setattr(forms, "MAX_COMPILING", 1)
+    monkeypatch.setattr(FormCompiler, "_compile", lambda self, form: time.sleep(0.1))
+    engine = make_engine()
+    engine.add(ask(Regex("a"), request_id="first"))
+    with pytest.raises(QueueFull, match="at most 1 may"):
+        engine.add(ask(Regex("a"), request_id="second"))
+
+
+def test_a_model_without_eos_has_no_forms():
+    with pytest.raises(InvalidField, match="EOS"):
+        compiled(FormCompiler(toy_tokenizer().tokenizer_json, len(SIGNS), ()), Regex("a"))
