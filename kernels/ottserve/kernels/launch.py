@@ -90,13 +90,14 @@ def decode_config(
     Measured on one H200, 2 bit, GQA 4, µs (docs/decisions/kernels.md): 32 rows × 32k: 4 splits (one wave) 203, 5 250,
     8 204, 11 210; 128 × 8k: 1 split 211, 2 222; 1 × 128k: 128 splits 35, 160 44. Two stages cost 5 % more.
     At 200 registers ten programs fit a multiprocessor; 184 spill, and the compiler's own choice (204) is 1 % slower.
-    At 16 bit four warps share a program and 4 to 16 pages each are best: 32 × 32k at 15 splits 1113, 4 1150.
+    At 16 bit four warps share a program, and 4 to 16 pages each (2 for a few rows) are best: 32 × 32k at 16 splits
+    1104, 4 1150; 8 × 2k at 4 splits 32, 8 36; 1 × 2k at 4 splits 15, 8 11.
     """
     pairs = max(1, num_rows * num_kv_heads)
     processors = num_processors(device)
     exact_parts = 1 if pairs >= processors else 2
     if EXACT_BITS in (layout.k_bits, layout.v_bits):
-        pages_each = max(4, min(16, pairs * max_pages // (4 * processors)))
+        pages_each = max(4 if pairs >= 32 else 2, min(16, pairs * max_pages // (4 * processors)))
         return DecodeConfig(max(1, -(-max_pages // pages_each)), exact_parts, warps=4)
     splits = max(1, min(whole_waves(pairs, PROGRAMS_PER_PROCESSOR * processors), -(-max_pages // 2)))
     is_small = layout.head_size <= 128 and gqa <= 8

@@ -35,13 +35,13 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What was measured. `ratio` is to the fp16 kernel at the same shape."""
+    """What was measured. `num_bytes` must be moved at least, None where arithmetic decides; `ratio` is to fp16."""
 
     op: str
     policy: str
     shape: str
     seconds: float
-    num_bytes: float
+    num_bytes: float | None
     ratio: float | None = None
 
 
@@ -102,7 +102,7 @@ def write_tail_line(num_tokens: int, device: torch.device) -> Line:
 
 
 def prefill_line(layout: PageLayout, num_tokens: int, length: int, device: torch.device) -> Line:
-    """One chunk over its history, GQA 4; bytes are those of the history, read once."""
+    """One chunk over its history, GQA 4."""
     case = decode_cases(layout, 1, length, KV_HEADS, 4, device, 0, 1)[0]
     drawn = torch.randn(num_tokens, 6 * KV_HEADS, layout.head_size, device=device).to(layout.exact_dtype)
     q, k, v = drawn.split([4 * KV_HEADS, KV_HEADS, KV_HEADS], 1)
@@ -110,4 +110,4 @@ def prefill_line(layout: PageLayout, num_tokens: int, length: int, device: torch
     args = case.pages, case.slots, layout, case.page_table, case.num_pages, case.slot_ids, case.lengths, case.scale
     seconds = seconds_each([lambda: attend_prefill(q, k, v, starts, *args)], device)
     shape = f"{num_tokens} over {length}"
-    return Line("attend_prefill", f"K{layout.k_bits} V{layout.v_bits}", shape, seconds, case.page_bytes)
+    return Line("attend_prefill", f"K{layout.k_bits} V{layout.v_bits}", shape, seconds, None)
