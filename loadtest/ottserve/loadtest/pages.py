@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,14 @@ TITLES = {
     "e2e_s": "end to end",
 }
 COLUMNS = ("mean", "p50", "p90", "p99", "max")
+
+
+def write(report: Report, folder: Path) -> None:
+    """The report as report.json, report.md and times.png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_text(json.dumps(report, indent=1))
+    (folder / "report.md").write_text(markdown(report))
+    plot(report, folder / "times.png")
 
 
 def markdown(report: Report) -> str:

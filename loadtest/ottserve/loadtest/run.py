@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import gevent
@@ -165,15 +164,3 @@ def _workers(plan: Plan) -> Iterator[None]:
     finally:
         for process in processes:
             process.kill()
-
-
-def write(report: dict[str, Any], folder: Path) -> None:
-    """The report as JSON, Markdown and a picture."""
-    import json  # noqa: PLC0415  beside the pages, which are slow to import
-
-    from ottserve.loadtest.pages import markdown, plot  # noqa: PLC0415  matplotlib has no place in a run
-
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(json.dumps(report, indent=1))
-    (folder / "report.md").write_text(markdown(report))
-    plot(report, folder / "times.png")
