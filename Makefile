@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 CONSTRAINTS := .ci/constraints.txt
+WORKLOAD := short
 
 # With an NVIDIA GPU the index's own build of torch is taken, and the Triton that belongs to it.
 ifneq ($(shell command -v nvidia-smi 2>/dev/null),)
@@ -16,7 +17,7 @@ UNPINNED := none
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint types unit test-gpu bench-kernels proto lock clean
+.PHONY: help install serve test lint types unit test-gpu bench-kernels loadtest generated proto lock clean
 
 help: ## Show what there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -54,6 +55,15 @@ test-gpu: $(STAMP) ## Tests that need an NVIDIA GPU.
 
 bench-kernels: $(STAMP) ## Time the kernels against their floor; refuses where they are wrong.
 	$(BIN)/python -m ottserve.kernels.bench $(ARGS)
+
+loadtest: $(STAMP) ## Load what `make serve` has started; another workload by WORKLOAD=chat, more by ARGS="--target …".
+	$(BIN)/python -m ottserve.loadtest run loadtest/workloads/$(WORKLOAD).yaml $(ARGS)
+
+generated: $(STAMP) ## Make dashboard, chart schema and tables anew, after a metric or a setting has changed.
+	$(BIN)/ottserve metrics > docs/metrics.md
+	$(BIN)/python helm/dashboard > helm/ottserve/files/dashboard.json
+	$(BIN)/python helm/schema > helm/ottserve/values.schema.json
+	$(BIN)/python helm/schema readme > helm/ottserve/README.md
 
 proto: $(STAMP) ## Generate the code of proto/ anew.
 	$(BIN)/python proto/generate.py

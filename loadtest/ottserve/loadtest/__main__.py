@@ -29,7 +29,7 @@ DEFAULT_TARGET = "127.0.0.1:50051"
 def run_command(
     workload: WorkloadFile,
     target: Target = DEFAULT_TARGET,
-    out: Annotated[Path, typer.Option(help="Folder of the report.", file_okay=False)] = Path("loadtest-report"),
+    out: Annotated[Path, typer.Option(help="Folder of the report.", file_okay=False)] = Path("results/loadtest"),
     processes: Annotated[int, typer.Option(help="Processes that send.", min=1)] = 1,
     remote: Annotated[bool, typer.Option("--remote", help="Wait for workers instead of starting them here.")] = False,
     master_port: MasterPort = 5557,
