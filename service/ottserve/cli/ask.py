@@ -11,6 +11,8 @@ from ottserve.cli.connect import DEFAULT_TARGET, CaFile, Target, Tls, Token, con
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; default: the model's own.")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
 TopP = Annotated[float | None, typer.Option(help="Keep the smallest set that reaches this probability.")]
+MinP = Annotated[float | None, typer.Option(help="Drop tokens less likely than this share of the likeliest.")]
+RepetitionPenalty = Annotated[float | None, typer.Option(help="Over 1 makes tokens that were there before rarer.")]
 Seed = Annotated[int | None, typer.Option(help="Makes the answer reproducible.")]
 MaxNewTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
 Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given again.")]
@@ -24,9 +26,14 @@ def generate(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
     seed: Seed = None,
     max_new_tokens: MaxNewTokens = None,
     stop: Stop = None,
+    json_schema: Annotated[str | None, typer.Option(help="The answer is JSON that this schema accepts.")] = None,
+    regex: Annotated[str | None, typer.Option(help="The answer matches this regular expression.")] = None,
+    choice: Annotated[list[str] | None, typer.Option(help="The answer is one of these; give it again.")] = None,
     include_stop_text: Annotated[bool, typer.Option("--include-stop-text", help="Keep the stop text.")] = False,
     usage: Annotated[bool, typer.Option("--usage", help="Print token counts and times on standard error.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer as one JSON object.")] = False,
@@ -44,11 +51,18 @@ def generate(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
         seed=seed,
         max_new_tokens=max_new_tokens,
         stop=tuple(stop or ()),
+        json_schema=json_schema,
+        regex=regex,
+        choice=tuple(choice) if choice else None,
         include_stop_text=include_stop_text or None,
     )
+    if sum(form is not None for form in (json_schema, regex, options.choice)) > 1:
+        raise typer.BadParameter("an answer has one form: --json-schema, --regex or --choice")
     if raw and system is not None:
         raise typer.BadParameter("--system has no place in a --raw prompt")
     text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
