@@ -60,3 +60,10 @@ def _expressions(panels: list[dict[str, Any]]) -> Iterator[str]:
 def expressions(panels: list[dict[str, Any]]) -> list[str]:
     """Every query of every panel."""
     return list(_expressions(panels))
+
+
+@pytest.fixture(scope="session")
+def chart_values() -> dict[str, Any]:
+    """The chart's default values."""
+    found: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+    return found

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ottserve.cli.metrics import MetricRow, markdown
+from ottserve.cli.settings import describe
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAME = re.compile(r"\bottserve_[a-z0-9_]+\b")
@@ -133,3 +134,20 @@ def test_every_alert_says_what_happened_and_what_to_do(rules: list[dict[str, Any
             assert rule["annotations"][part]
             assert rule["annotations"]["runbook"] == f"docs/operations.md#{rule['alert'].lower()}"
             assert f"### {rule['alert']}\n" in operations
+
+
+def test_settings_and_values_that_the_runbook_names_exist(chart_values: dict[str, Any]) -> None:
+    """`scheduler.max_running` is a setting; `replica.memory` and `settings.model.path` are values of the chart."""
+    settings = {line.split()[0] for line in describe()}
+    named = re.findall(r"`([a-z_]+(?:\.[a-zA-Z_]+)+)(?:=\w+)?`", (DOCS / "operations.md").read_text())
+    assert len(named) > 20
+    unknown = [name for name in named if name not in settings and not _is_value(chart_values, name.split("."))]
+    assert [name for name in unknown if name.removeprefix("settings.") not in settings] == []
+
+
+def _is_value(values: Any, path: list[str]) -> bool:
+    for name in path:
+        if not isinstance(values, dict) or name not in values:
+            return False
+        values = values[name]
+    return True
