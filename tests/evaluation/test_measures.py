@@ -37,12 +37,12 @@ def test_same_top1() -> None:
     assert compare(reference, policy, torch.tensor([0, 0])).same_top1.tolist() == [True, False]
 
 
-def part(kl: list[float], nll: list[float]) -> PositionMeasures:
+def measures(kl: list[float], nll: list[float]) -> PositionMeasures:
     return PositionMeasures(torch.tensor(kl), torch.tensor(kl) < 0.5, torch.tensor(nll), torch.zeros(len(nll)))
 
 
 def test_positions_that_see_an_exact_cache_do_not_count() -> None:
-    quality = summarise([part([9.0, 9.0], [9.0, 9.0]), part([0.2, 0.4, 0.6], [1.0, 3.0])], first_position=2)
+    quality = summarise(measures([9.0, 9.0, 0.2, 0.4, 0.6], [9.0, 9.0, 1.0, 3.0]), first_position=2)
     assert quality.kl == pytest.approx(0.4)
     assert quality.same_top1 == pytest.approx(2 / 3)
     assert quality.perplexity == pytest.approx(math.exp(2.0))
@@ -50,17 +50,26 @@ def test_positions_that_see_an_exact_cache_do_not_count() -> None:
     assert quality.num_tokens == 5
 
 
+def test_parts_are_written_where_they_belong() -> None:
+    whole = PositionMeasures.empty(5)
+    whole.write(3, measures([0.3, 0.4], [3.0]))
+    whole.write(0, measures([0.0, 0.1, 0.9], [0.0, 1.0, 2.0]))
+    assert whole.kl.tolist() == pytest.approx([0.0, 0.1, 0.9, 0.3, 0.4])
+    assert whole.same_top1.tolist() == [True, True, False, True, True]
+    assert whole.nll.tolist() == [0, 1, 2, 3]
+
+
 def test_p99_is_over_positions() -> None:
-    quality = summarise([part([i / 100 for i in range(101)], [0.0] * 100)], first_position=0)
+    quality = summarise(measures([i / 100 for i in range(101)], [0.0] * 100), first_position=0)
     assert quality.kl_p99 == pytest.approx(0.99)
 
 
 def test_kl_by_position_begins_at_the_beginning() -> None:
     kl = [1.0] * POSITIONS_PER_POINT + [3.0] * 2
-    quality = summarise([part(kl, [0.0] * len(kl))], first_position=100)
+    quality = summarise(measures(kl, [0.0] * (len(kl) - 1)), first_position=100)
     assert quality.kl_by_position == pytest.approx((1.0, 3.0))
 
 
 def test_a_text_in_which_nothing_is_sealed_is_refused() -> None:
     with pytest.raises(ValueError, match="5 tokens: at least 6"):
-        summarise([part([0.0] * 5, [0.0] * 4)], first_position=4)
+        summarise(measures([0.0] * 5, [0.0] * 4), first_position=4)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -27,6 +26,25 @@ class PositionMeasures:
     same_top1: Tensor
     nll: Tensor
     reference_nll: Tensor
+
+    @classmethod
+    def empty(cls, num_tokens: int) -> PositionMeasures:
+        """Room for a text of so many tokens, to be filled by `write`."""
+        return cls(
+            kl=torch.empty(num_tokens),
+            same_top1=torch.empty(num_tokens, dtype=torch.bool),
+            nll=torch.empty(num_tokens - 1),
+            reference_nll=torch.empty(num_tokens - 1),
+        )
+
+    def write(self, first: int, part: PositionMeasures) -> None:
+        """Copy the measures of positions `first`, `first` + 1, … into their places.
+
+        Copied, since small results kept one by one lie between logits on the heap and keep it from being reused.
+        """
+        for field in fields(self):
+            found: Tensor = getattr(part, field.name)
+            getattr(self, field.name)[first : first + len(found)] = found
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,31 +90,31 @@ def compare(reference: Tensor, logits: Tensor, next_ids: Tensor) -> PositionMeas
     )
 
 
-def summarise(parts: Sequence[PositionMeasures], first_position: int) -> Quality:
-    """The figures over consecutive parts that begin at position 0.
+def summarise(measures: PositionMeasures, first_position: int) -> Quality:
+    """The figures of a text.
 
     Args:
-        parts: in order of position.
+        measures: from position 0 on.
         first_position: positions before it see an exact cache and do not count.
 
     Raises:
         ValueError: nothing is left to count.
     """
-    kl = torch.cat([part.kl for part in parts])
-    if len(kl) < first_position + 2:
-        raise ValueError(f"{len(kl)} tokens: at least {first_position + 2} are needed for anything to be sealed")
-    counted = kl[first_position:].double()
+    num_tokens = len(measures.kl)
+    if num_tokens < first_position + 2:
+        raise ValueError(f"{num_tokens} tokens: at least {first_position + 2} are needed for anything to be sealed")
+    counted = measures.kl[first_position:].double()
     return Quality(
-        num_tokens=len(kl),
+        num_tokens=num_tokens,
         first_position=first_position,
         kl=counted.mean().item(),
         kl_p99=counted.quantile(0.99).item(),
-        same_top1=torch.cat([part.same_top1 for part in parts])[first_position:].double().mean().item(),
-        perplexity=_perplexity([part.nll for part in parts], first_position),
-        reference_perplexity=_perplexity([part.reference_nll for part in parts], first_position),
-        kl_by_position=tuple(run.mean().item() for run in kl.split(POSITIONS_PER_POINT)),
+        same_top1=measures.same_top1[first_position:].double().mean().item(),
+        perplexity=_perplexity(measures.nll[first_position:]),
+        reference_perplexity=_perplexity(measures.reference_nll[first_position:]),
+        kl_by_position=tuple(run.mean().item() for run in measures.kl.split(POSITIONS_PER_POINT)),
     )
 
 
-def _perplexity(nll: Sequence[Tensor], first_position: int) -> float:
-    return math.exp(torch.cat(list(nll))[first_position:].double().mean().item())
+def _perplexity(nll: Tensor) -> float:
+    return math.exp(nll.double().mean().item())

@@ -52,10 +52,10 @@ def sweep(
         raise ValueError(f"{text.name}: {num_tokens} tokens, the model has positions for {model.info.context_length}")
     reference = TextStream(model, REFERENCE.cache, num_tokens)
     streams = [reference if row.cache == REFERENCE.cache else TextStream(model, row.cache, num_tokens) for row in rows]
-    parts: list[list[PositionMeasures]] = [[] for _ in rows]
-    for measured, piece in _run(reference, streams, text):
-        for found, measure in zip(parts, measured, strict=True):
-            found.append(measure)
+    measures = [PositionMeasures.empty(num_tokens) for _ in rows]
+    for piece, parts in _run(reference, streams, text):
+        for measured, part in zip(measures, parts, strict=True):
+            measured.write(piece.start, part)
         advance(len(piece))
     return [
         Outcome(
@@ -63,19 +63,19 @@ def sweep(
             text=text.name,
             page_bits_per_element=stream.page_bits_per_element,
             num_frozen_heads=stream.num_frozen_heads,
-            quality=summarise(found, stream.spec.tail_capacity),
+            quality=summarise(measured, stream.spec.tail_capacity),
         )
-        for row, stream, found in zip(rows, streams, parts, strict=True)
+        for row, stream, measured in zip(rows, streams, measures, strict=True)
     ]
 
 
 def _run(
     reference: TextStream, streams: Sequence[TextStream], text: TokenisedText
-) -> Iterator[tuple[list[PositionMeasures], range]]:
+) -> Iterator[tuple[range, list[PositionMeasures]]]:
     cuts = pieces([reference.spec, *(stream.spec for stream in streams)], len(text.token_ids))
     for piece in cuts:
         token_ids = text.token_ids[piece.start : piece.stop]
         expected = reference.advance(token_ids)
         next_ids = torch.tensor(text.token_ids[piece.start + 1 : piece.stop + 1], device=expected.device)
         found = (expected if stream is reference else stream.advance(token_ids) for stream in streams)
-        yield [compare(expected, logits, next_ids) for logits in found], piece
+        yield piece, [compare(expected, logits, next_ids) for logits in found]
