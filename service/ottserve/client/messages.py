@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -37,6 +37,7 @@ SAMPLING = (
 )
 STOPS = ("max_new_tokens", "min_new_tokens", "ignore_eos", "include_stop_text")
 OUTPUT = ("skip_special_tokens", "logprobs", "prompt_logprobs")
+SHARING = ("n", "priority")
 FORMS = ("json_schema", "regex", "grammar")
 
 
@@ -53,6 +54,8 @@ def generate_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
         sampling=pb.SamplingParams(logit_bias=options.logit_bias, **_given(options, SAMPLING)),
         stops=pb.StopParams(stop=options.stop, stop_token_ids=options.stop_token_ids, **_given(options, STOPS)),
         output=pb.OutputParams(**_given(options, OUTPUT)),
+        cache_salt=options.cache_salt,
+        **_given(options, SHARING),
     )
     form = _form(options)
     if form is not None:
@@ -79,15 +82,18 @@ def chat_message(chat: Chat) -> pb.Chat:
 
 
 def read_answer(response: pb.GenerateResponse) -> Answer:
-    """The one sample of a response."""
-    sample = response.samples[0]
+    """The first sample of a response, with the others."""
+    first, *others = (_answer(response.request_id, sample) for sample in response.samples)
+    return replace(first, prompt_logprobs=_prompt_logprobs(response.prompt_logprobs), others=tuple(others))
+
+
+def _answer(request_id: str, sample: pb.Sample) -> Answer:
     return Answer(
-        response.request_id,
+        request_id,
         sample.text,
         tuple(sample.token_ids),
         read_finish(sample.finish),
         tuple(_logprob(token) for token in sample.logprobs),
-        _prompt_logprobs(response.prompt_logprobs),
     )
 
 
@@ -102,6 +108,7 @@ def read_chunk(response: pb.GenerateStreamResponse) -> Chunk:
         finish,
         tuple(_logprob(token) for token in chunk.logprobs),
         _prompt_logprobs(response.prompt_logprobs.tokens),
+        finish.index if finish else chunk.index,
     )
 
 
@@ -119,6 +126,7 @@ def read_finish(finish: pb.Finish) -> Finish:
         ),
         seed=finish.seed,
         matched_stop=finish.matched_stop if finish.HasField("matched_stop") else None,
+        index=finish.index,
         matched_stop_token_id=finish.matched_stop_token_id if finish.HasField("matched_stop_token_id") else None,
     )
 

@@ -45,6 +45,9 @@ class Options:
         stop: strings that end the answer where they first appear.
         logprobs, prompt_logprobs: how many of the likeliest tokens to tell at each position; None tells nothing.
         json_schema, regex, choice, grammar: a form that the answer must have; at most one of them.
+        n: samples of the same prompt.
+        priority: the higher goes first.
+        cache_salt: cached prefixes are shared only among requests of equal salt.
         request_id: unique among live requests; empty lets the server draw one.
     """
 
@@ -70,6 +73,9 @@ class Options:
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
+    n: int | None = None
+    priority: int | None = None
+    cache_salt: str = ""
     request_id: str = ""
     model: str = ""
 
@@ -105,7 +111,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of an answer. `seed` reproduces it; `matched_stop` or its token is set where a stop ended it."""
+    """The end of sample `index`. `seed` reproduces it; `matched_stop` or its token is set where a stop ended it."""
 
     reason: FinishReason
     usage: Usage
@@ -113,6 +119,7 @@ class Finish:
     seed: int
     matched_stop: str | None = None
     matched_stop_token_id: int | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +133,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The whole answer to one prompt. The first token of a prompt has no logprob: None stands in its place."""
+    """The whole answer to one prompt. The first token of a prompt has no logprob: None stands in its place.
+
+    Attributes:
+        others: samples 1 and on, where more than one was asked for; `prompt_logprobs` are told once.
+    """
 
     request_id: str
     text: str
@@ -134,11 +145,12 @@ class Answer:
     finish: Finish
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    others: tuple[Answer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of an answer. Concatenated `text` is the answer; the last chunk alone has `finish`.
+    """A piece of sample `index`. Its concatenated `text` is the answer; its last chunk alone has `finish`.
 
     Pieces of the prompt's logprobs come first, one for each token of the prompt in all.
     """
@@ -149,6 +161,7 @@ class Chunk:
     finish: Finish | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
