@@ -5,11 +5,23 @@ from __future__ import annotations
 from torch import Tensor
 
 from ottserve.kernels.attend_decode import reference
-from ottserve.kernels.attend_decode.plan import DecodePlan, plan_decode
+from ottserve.kernels.attend_decode.history import History, attend_history, gather_history, history_bytes
+from ottserve.kernels.attend_decode.plan import DecodePlan, RowGroup, plan_decode
+from ottserve.kernels.attend_decode.workspace import Workspace
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.slots import Slots
 
-__all__ = ["DecodePlan", "attend_decode", "plan_decode"]
+__all__ = [
+    "DecodePlan",
+    "History",
+    "RowGroup",
+    "Workspace",
+    "attend_decode",
+    "attend_history",
+    "gather_history",
+    "history_bytes",
+    "plan_decode",
+]
 
 
 def attend_decode(

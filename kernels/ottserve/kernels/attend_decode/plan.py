@@ -1,6 +1,6 @@
 """What a decode step reads, worked out once and used by every layer. Knows no query, key or value.
 
-Only the reference takes it: on a CPU this bookkeeping would cost more than the arithmetic of a layer.
+Only a CPU needs it: there this bookkeeping would cost more than the arithmetic of a layer.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class RowGroup:
     """n rows of about as many pages, at most B each, computed together. Index tensors are int64.
 
     Attributes:
-        rows: `[n]`, which rows of the step.
+        rows: `[n]`, which rows of the step, ascending.
         slot_ids: `[n]`.
         page_ids: `[n·B]`, row after row, oldest first; where a row has fewer than B, its first page again.
-        page_run: the same ids as a slice, when they follow each other, so that nothing need be gathered.
+        slot_run, page_run: the same ids as a slice, when they follow each other, so that nothing need be gathered.
         max_pages: B.
         lacking: bool `[n, 1, B·G]`, tokens of pages that a row lacks; None when no row lacks any.
         tail_live: int32 `[n, 1, X, 1]`, all ones (−1) where ring index x < X holds a token, else 0.
@@ -34,6 +34,7 @@ class RowGroup:
     rows: Tensor
     slot_ids: Tensor
     page_ids: Tensor
+    slot_run: slice | None
     page_run: slice | None
     max_pages: int
     lacking: Tensor | None
@@ -48,9 +49,21 @@ class DecodePlan:
 
 
 def plan_decode(
-    page_table: Tensor, num_pages: Tensor, slot_ids: Tensor, lengths: Tensor, group: int, tail_capacity: int
+    page_table: Tensor,
+    num_pages: Tensor,
+    slot_ids: Tensor,
+    lengths: Tensor,
+    group: int,
+    tail_capacity: int,
+    num_new: int = 0,
 ) -> DecodePlan:
-    """Plan a step from the arguments of `attend_decode`; `tail_capacity` is C. The same plan serves every layer."""
+    """Plan a step from the arguments of `attend_decode`. The same plan serves every layer.
+
+    Args:
+        page_table, num_pages, slot_ids, lengths: as for `attend_decode`.
+        group, tail_capacity: G and C.
+        num_new: newest tokens of each row, counted in `lengths`, that are to be left out of the tails.
+    """
     counts = num_pages.tolist()
     rows = [row for row, length in enumerate(lengths.tolist()) if length > 0]
     rows.sort(key=lambda row: -counts[row])
@@ -59,10 +72,10 @@ def plan_decode(
         most = counts[rows[0]]
         least = max(min(most, 1), most * (1 - MAX_PADDING))
         at_most = max(1, PAGES_TOGETHER // max(most, 1))
-        members = [row for row in rows[:at_most] if counts[row] >= least]
-        rows = rows[len(members) :]
+        num_members = sum(counts[row] >= least for row in rows[:at_most])
+        members, rows = sorted(rows[:num_members]), rows[num_members:]
         index = torch.tensor(members, device=page_table.device)
-        live = _tail_live(num_pages[index] * group, lengths[index], tail_capacity)
+        live = _tail_live(num_pages[index] * group, lengths[index] - num_new, tail_capacity)
         table = [page_table[row, : counts[row]].tolist() for row in members]
         groups.append(_row_group(index, slot_ids[index].long(), table, most, group, live))
     return DecodePlan(tuple(groups))
@@ -74,16 +87,23 @@ def _row_group(
     ids = [page_id for pages in table for page_id in pages + pages[:1] * (max_pages - len(pages))]
     counts = torch.tensor([len(pages) for pages in table], device=rows.device)
     lacking = torch.arange(max_pages * group, device=rows.device) >= (counts * group)[:, None]
-    is_run = bool(ids) and ids == list(range(ids[0], ids[0] + len(ids)))
     return RowGroup(
         rows=rows,
         slot_ids=slot_ids,
         page_ids=torch.tensor(ids, dtype=torch.int64, device=rows.device),
-        page_run=slice(ids[0], ids[-1] + 1) if is_run else None,
+        slot_run=_run(slot_ids.tolist()),
+        page_run=_run(ids),
         max_pages=max_pages,
         lacking=lacking[:, None] if any(len(pages) < max_pages for pages in table) else None,
         tail_live=tail_live,
     )
+
+
+def _run(ids: list[int]) -> slice | None:
+    """The ids as a slice, if there are any and each follows the one before it."""
+    if not ids or ids != list(range(ids[0], ids[0] + len(ids))):
+        return None
+    return slice(ids[0], ids[-1] + 1)
 
 
 def _tail_live(oldest: Tensor, lengths: Tensor, tail_capacity: int) -> Tensor:

@@ -6,6 +6,9 @@ from torch import Tensor
 
 from ottserve.kernels.slots import Slots
 from ottserve.kernels.write_tail import reference
+from ottserve.kernels.write_tail.reference import narrow
+
+__all__ = ["narrow", "write_tail"]
 
 
 def write_tail(slots: Slots, keys: Tensor, values: Tensor, slot_ids: Tensor, positions: Tensor) -> None:

@@ -12,11 +12,11 @@ def write_tail(slots: Slots, keys: Tensor, values: Tensor, slot_ids: Tensor, pos
     """See `ottserve.kernels.write_tail.write_tail`."""
     slot_ids = slot_ids.long()
     ring = (positions % slots.tail_k.shape[2]).long()
-    slots.tail_k[slot_ids, :, ring] = _narrow(keys, slots.tail_k.dtype)
-    slots.tail_v[slot_ids, :, ring] = _narrow(values, slots.tail_v.dtype)
+    slots.tail_k[slot_ids, :, ring] = narrow(keys, slots.tail_k.dtype)
+    slots.tail_v[slot_ids, :, ring] = narrow(values, slots.tail_v.dtype)
 
 
-def _narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
+def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` in `dtype`, saturating: one overflowing element must not become infinite and spoil a whole group."""
     if x.dtype == dtype:
         return x

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ottserve.kernels.attend_decode import DecodePlan, attend_decode, plan_decode
 from ottserve.kernels.attend_prefill import attend_prefill
 from ottserve.kernels.seal import seal
 from ottserve.kernels.slots import Slots
 from ottserve.kernels.write_tail import write_tail
-from ottserve.workers.kv.step import AppendRound, Chunks, DecodeRows, SealBatch, StepTensors
+from ottserve.workers.kv.decodes import begin_decodes
+from ottserve.workers.kv.step import AppendRound, Chunks, SealBatch, StepTensors
 from ottserve.workers.kv.store import KVStore
 
 
@@ -21,7 +21,7 @@ class OpenStep:
         """Forget the outliers of slots whose sequence begins in this step."""
         self._store = store
         self._step = step
-        self._plan = _plan_on_cpu(store, step.decodes) if step.decodes is not None else None
+        self._decodes = None if step.decodes is None else begin_decodes(store, step.decodes)
         if step.fresh_slots is not None:
             store.slots.outlier_count[:, step.fresh_slots] = 0
             store.slots.frozen[:, step.fresh_slots] = False
@@ -36,16 +36,18 @@ class OpenStep:
         Returns:
             `[T, H, D]` in q's dtype.
         """
-        n, decodes, chunks = self._step.num_decodes, self._step.decodes, self._step.chunks
+        n, decodes, chunks = self._step.num_decodes, self._decodes, self._step.chunks
         outputs = []
         if decodes is not None:
-            outputs.append(self._attend_decodes(layer, q[:n], k[:n], v[:n], decodes, scale))
+            outputs.append(decodes.attend(layer, q[:n], k[:n], v[:n], scale))
         if chunks is not None:
             outputs.append(self._attend_chunks(layer, q[n:], k[n:], v[n:], chunks, scale))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def close(self) -> None:
-        """Seal, in all layers at once, the tails that the step's decode rows have filled."""
+        """Store what is left to be stored; seal, in all layers at once, the tails that decode rows have filled."""
+        if self._decodes is not None:
+            self._decodes.close()
         batch, store = self._step.decode_seal, self._store
         if batch is None:
             return
@@ -57,23 +59,6 @@ class OpenStep:
         )
         pool_sizes = store.pool_sizes.repeat_interleave(batch.slot_ids.numel())
         self._seal(store.flat_pages, store.flat_slots, everywhere, pool_sizes)
-
-    def _attend_decodes(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, scale: float) -> Tensor:
-        store = self._store
-        slots = store.layer_slots[layer]
-        write_tail(slots, k, v, rows.slot_ids, rows.positions)
-        return attend_decode(
-            q,
-            store.pages[layer],
-            slots,
-            store.layout,
-            rows.page_table,
-            rows.num_pages,
-            rows.slot_ids,
-            rows.lengths,
-            scale,
-            self._plan,
-        )
 
     def _attend_chunks(self, layer: int, q: Tensor, k: Tensor, v: Tensor, chunks: Chunks, scale: float) -> Tensor:
         store = self._store
@@ -115,17 +100,3 @@ class OpenStep:
             keep=spec.keep,
             fit_rounds=spec.fit_rounds,
         )
-
-
-def _plan_on_cpu(store: KVStore, rows: DecodeRows) -> DecodePlan | None:
-    """The bookkeeping that the reference would else repeat in every layer; a GPU does it inside the kernel."""
-    if store.device.type != "cpu":
-        return None
-    return plan_decode(
-        rows.page_table,
-        rows.num_pages,
-        rows.slot_ids,
-        rows.lengths,
-        group=store.spec.group,
-        tail_capacity=store.spec.tail_capacity,
-    )

@@ -10,9 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ottserve.kernels.attend_decode import Workspace
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.slots import Slots
 from ottserve.workers.core.kvspec import KVSpec
+
+WORKSPACE_BYTES = 2**24
+"""Enough for every layer of a small model at short contexts, and little enough for the cache of a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class KVStore:
         pages: int16 `[L, P, J, W]`; slots: tensors `[L, S, J, …]` (kernels/README.md).
         layer_slots: the slots of each layer; flat_pages, flat_slots: all layers as one, for ops over all at once.
         pool_sizes: int32 `[L]`, pool places by layer.
+        workspace: for what a step reads on a CPU; holds nothing from one step to the next.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class KVStore:
         self.flat_pages, self.flat_slots = self.pages.flatten(0, 1), self.slots.all_layers_flat()
         sizes = [spec.pool_size(index) for index in range(spec.num_layers)]
         self.pool_sizes = torch.tensor(sizes, dtype=torch.int32, device=device)
+        self.workspace = Workspace(WORKSPACE_BYTES)
 
     @property
     def device(self) -> torch.device:

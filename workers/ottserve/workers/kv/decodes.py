@@ -1,0 +1,132 @@
+"""What decode rows do with the cache in a step: attend in each layer and store their new token. Knows no request.
+
+Two ways, chosen in one place by where the store lives: a GPU takes a layer at a time, since its kernels read pages
+as they are; a CPU reads the history of many layers at once, since there every call costs as much as its arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ottserve.kernels.attend_decode import (
+    History,
+    RowGroup,
+    attend_decode,
+    attend_history,
+    gather_history,
+    history_bytes,
+    plan_decode,
+)
+from ottserve.kernels.write_tail import narrow, write_tail
+from ottserve.workers.kv.step import DecodeRows
+from ottserve.workers.kv.store import KVStore
+
+
+class Decodes(Protocol):
+    """The decode rows of one step."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Attention `[N, H, D]` of one layer over what is stored and the rows' own tokens, `k` and `v [N, J, D]`."""
+
+    def close(self) -> None:
+        """Every layer has attended: from here on the tails hold the new tokens."""
+
+
+def begin_decodes(store: KVStore, rows: DecodeRows) -> Decodes:
+    """The way that suits the store's device."""
+    return DecodesByBlock(store, rows) if store.device.type == "cpu" else DecodesByLayer(store, rows)
+
+
+class DecodesByLayer:
+    """Each layer stores its tokens, then attends to what is stored."""
+
+    def __init__(self, store: KVStore, rows: DecodeRows) -> None:
+        self._store = store
+        self._rows = rows
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """See `Decodes`."""
+        store, rows = self._store, self._rows
+        slots = store.layer_slots[layer]
+        write_tail(slots, k, v, rows.slot_ids, rows.positions)
+        return attend_decode(
+            q,
+            store.pages[layer],
+            slots,
+            store.layout,
+            rows.page_table,
+            rows.num_pages,
+            rows.slot_ids,
+            rows.lengths,
+            scale,
+        )
+
+    def close(self) -> None:
+        """Nothing is left to be done."""
+
+
+class DecodesByBlock:
+    """History is read for as many layers as the store's workspace holds, new tokens are stored when all have attended.
+
+    Where not even one layer of all rows fits, each group of rows is read when its turn comes.
+    """
+
+    def __init__(self, store: KVStore, rows: DecodeRows) -> None:
+        self._store = store
+        self._rows = rows
+        self._groups = plan_decode(
+            rows.page_table,
+            rows.num_pages,
+            rows.slot_ids,
+            rows.lengths,
+            group=store.spec.group,
+            tail_capacity=store.spec.tail_capacity,
+            num_new=1,
+        ).groups
+        layer_bytes = sum(history_bytes(store.slots, store.layout, group) for group in self._groups)
+        self._block_size = store.workspace.num_bytes // max(1, layer_bytes)
+        self._block = range(0)
+        self._histories: list[tuple[History, ...]] = []
+        self._new: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """See `Decodes`; layers in ascending order are read in the largest blocks."""
+        dtype = self._store.layout.exact_dtype
+        k, v = self._new[layer] = narrow(k, dtype), narrow(v, dtype)
+        histories = self._in_block(layer) if self._block_size else self._one_by_one(layer)
+        if len(self._groups) == 1 and len(self._groups[0].rows) == len(q):
+            (history,) = histories
+            return attend_history(q, k, v, history, scale)
+        out = torch.zeros_like(q)
+        for group, history in zip(self._groups, histories, strict=True):
+            out[group.rows] = attend_history(q[group.rows], k[group.rows], v[group.rows], history, scale)
+        return out
+
+    def close(self) -> None:
+        """See `Decodes`."""
+        store, rows = self._store, self._rows
+        layers = torch.tensor(list(self._new))[:, None]
+        keys, values = (torch.cat(tensors) for tensors in zip(*self._new.values(), strict=True))
+        slot_ids = (layers * store.num_slots + rows.slot_ids).flatten()
+        write_tail(store.flat_slots, keys, values, slot_ids, rows.positions.repeat(len(layers)))
+
+    def _in_block(self, layer: int) -> Iterable[History]:
+        if layer not in self._block:
+            self._block = range(layer, min(layer + self._block_size, self._store.spec.num_layers))
+            self._store.workspace.take_back()
+            self._histories = [self._read(group, self._block) for group in self._groups]
+        return [histories[layer - self._block.start] for histories in self._histories]
+
+    def _one_by_one(self, layer: int) -> Iterable[History]:
+        for group in self._groups:
+            self._store.workspace.take_back()
+            yield from self._read(group, range(layer, layer + 1))
+
+    def _read(self, group: RowGroup, layers: range) -> tuple[History, ...]:
+        store = self._store
+        block = slice(layers.start, layers.stop)
+        return gather_history(store.pages, store.slots, store.layout, group, block, store.workspace)
