@@ -82,6 +82,12 @@ def whole_waves(num_pairs: int, slots: int) -> int:
     return next((each for each, part in zip(choices, full, strict=True) if part >= 0.9), choices[full.index(max(full))])
 
 
+def fits_200_registers(layout: PageLayout, gqa: int) -> bool:
+    """Whether decode attention needs no more, by the compiler's reports; other policies spill under that limit."""
+    few_bits = layout.k_bits in (2, 4) and layout.v_bits == 2 and layout.k_subgroups == 1
+    return few_bits and layout.head_size <= 128 and gqa <= 8
+
+
 def decode_config(
     layout: PageLayout, num_rows: int, num_kv_heads: int, gqa: int, max_pages: int, device: torch.device
 ) -> DecodeConfig:
@@ -100,8 +106,7 @@ def decode_config(
         pages_each = max(4 if pairs >= 32 else 2, min(16, pairs * max_pages // (4 * processors)))
         return DecodeConfig(max(1, -(-max_pages // pages_each)), exact_parts, warps=4)
     splits = max(1, min(whole_waves(pairs, PROGRAMS_PER_PROCESSOR * processors), -(-max_pages // 2)))
-    is_small = layout.head_size <= 128 and gqa <= 8
-    return DecodeConfig(splits, exact_parts, registers=200 if is_small else None)
+    return DecodeConfig(splits, exact_parts, registers=200 if fits_200_registers(layout, gqa) else None)
 
 
 def seal_block(layout: PageLayout) -> tuple[int, int, int]:

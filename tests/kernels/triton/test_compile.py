@@ -9,6 +9,9 @@ import sys
 
 import pytest
 
+from ottserve.kernels import launch
+from ottserve.kernels.layout import PageLayout
+
 KERNELS = ["attend_split_kernel", "merge_splits_kernel", "attend_history_kernel", "write_tail_kernel", "seal_kernel"]
 
 POLICIES = [
@@ -40,5 +43,5 @@ def test_compiles_for_sm_90(policy) -> None:
     compiled = [json.loads(line) for line in done.stdout.splitlines()]
     assert {entry["kernel"] for entry in compiled} == set(KERNELS)
     stacks = {entry["kernel"]: entry["stack"] for entry in compiled}
-    head_size = policy[0]
-    assert stacks["attend_split_kernel"] == 0 or head_size > 128, "decode attention spills registers"
+    if launch.fits_200_registers(PageLayout(128, *policy[:4]), gqa=4):
+        assert stacks["attend_split_kernel"] == 0, "decode attention spills registers"
