@@ -240,7 +240,7 @@ class Requests(RuleBasedStateMachine):
         let_in = [s for key, s in self.scheduler._running.items() if key not in running]
         if let_in:
             self.let_in_at = self.num_steps
-            waiting = self.scheduler._waiting.values()
+            waiting = list(self.scheduler._waiting)
             assert max(s.rank for s in let_in) < min((s.rank for s in waiting), default=(2, 0, 0))
 
     def check_plan(self, plan: StepPlan) -> None:

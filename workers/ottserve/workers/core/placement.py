@@ -5,6 +5,8 @@ Everything that this asks of stored keys and values is gathered as moves, in the
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ottserve.workers.api import FinishReason
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.core.ledger import Ledger
@@ -21,6 +23,11 @@ from ottserve.workers.core.plan import SampleKey
 from ottserve.workers.core.prefix import MISS, Hit, PrefixCache
 from ottserve.workers.core.sequence import Sequence
 
+PAGES_AHEAD = 1
+"""Pages that must be left, free or cached, for each running sequence when one more is placed, the new one included (or
+as many as its answer can still fill, if fewer). A sequence fills a page in G steps, so nobody need be preempted in the
+G steps that follow."""
+
 
 class Placement:
     """The one that leases for sequences and puts their pages into the prefix cache."""
@@ -36,14 +43,15 @@ class Placement:
         moves, self._moves = tuple(self._moves), []
         return moves
 
-    def place(self, sequence: Sequence, reserve: int) -> bool:
+    def place(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
         """Give a sequence slots, and pages for all tokens that it has; whether there was room.
 
         It takes from the prefix cache what it can, or comes back from host memory.
 
         Args:
-            reserve: pages that must then still be free or cached.
+            running: all that run already, for whom `PAGES_AHEAD` are to be left.
         """
+        reserve = self._reserve(sequence, running)
         hit = self._hit(sequence)
         num_pages = max(hit.num_pages, sequence.pages_at(len(sequence.token_ids), self._spec))
         num_new = num_pages - hit.num_pages
@@ -115,6 +123,14 @@ class Placement:
         # The last token is always computed, since nothing else gives its logits.
         most = (sequence.num_prompt - 1) // self._spec.group
         return self._prefix.find(sequence.task.prompt_ids, sequence.task.cache_salt, most)
+
+    def _reserve(self, newcomer: Sequence, running: Collection[Sequence]) -> int:
+        """Pages to be left once a newcomer is placed. Beside nobody it needs none: what can't fit was refused."""
+        return sum(self._pages_ahead(sequence) for sequence in (*running, newcomer)) if running else 0
+
+    def _pages_ahead(self, sequence: Sequence) -> int:
+        still = sequence.pages_at_end(self._spec) - sequence.pages_at(len(sequence.token_ids), self._spec)
+        return sequence.num_samples * min(PAGES_AHEAD, still)
 
     def _has_room(self, shared: tuple[int, ...], num_pages: int, num_slots: int) -> bool:
         """Whether so many pages could be freed beside the shared ones, and so many slots are free."""

@@ -22,7 +22,6 @@ from ottserve.workers.api import (
     DuplicateRequest,
     FinishReason,
     GenerationTask,
-    QueueFull,
 )
 from ottserve.workers.core.event import TokenEvent
 from ottserve.workers.core.kvspec import KVSpec
@@ -32,10 +31,8 @@ from ottserve.workers.core.moves import Move
 from ottserve.workers.core.placement import Placement
 from ottserve.workers.core.plan import SampleKey, SequenceStep, StepPlan
 from ottserve.workers.core.prefix import PrefixCache
+from ottserve.workers.core.queue import Queue
 from ottserve.workers.core.sequence import Ending, Sequence
-
-PAGES_AHEAD = 1
-"""Pages that each running sequence must be able to fill before one more is let in; see `Scheduler`."""
 
 
 class Scheduler:
@@ -47,9 +44,8 @@ class Scheduler:
 
     A sequence is let in with pages for its prompt only. When one that runs needs a page and neither a free nor a cached
     one is left, the lowest in rank is preempted: it moves to host memory, waits by its rank, and goes on later where it
-    stopped. The highest in rank always gets its page, so work always advances. To keep overload from thrashing, one is
-    let in, new or back, only if `PAGES_AHEAD` pages (or as many as its answer can still fill, if fewer) are then left
-    for each running sequence, itself included: nobody is then preempted for the next G steps.
+    stopped. The highest in rank always gets its page, so work always advances. Overload does not thrash, because of
+    the rule by which one is let in, new or back: `placement.PAGES_AHEAD`.
     """
 
     def __init__(
@@ -79,7 +75,7 @@ class Scheduler:
         self._limits = limits
         self._eos_token_ids = frozenset(eos_token_ids)
         self._now = now
-        self._waiting: dict[SampleKey, Sequence] = {}
+        self._waiting = Queue(limits)
         self._running: dict[SampleKey, Sequence] = {}
         self._samples: dict[str, set[SampleKey]] = {}
         self._plan: StepPlan | None = None
@@ -100,7 +96,7 @@ class Scheduler:
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens of those that wait which are known and not computed."""
-        return sum(sequence.num_pending for sequence in self._waiting.values())
+        return self._waiting.num_tokens
 
     @property
     def num_pages_evicted(self) -> int:
@@ -126,10 +122,10 @@ class Scheduler:
         if task.request_id in self._samples:
             raise DuplicateRequest(f"request_id: a live request already has the id {task.request_id!r}")
         self._limits.refuse_impossible(task, self._spec, self._ledger.max_pages, self._ledger.max_slots)
-        self._refuse_if_full(len(task.prompt_ids))
+        self._waiting.refuse_if_full(len(task.prompt_ids))
         self._num_arrived += 1
         sequence = Sequence(task, self._num_arrived)
-        self._waiting[sequence.key] = sequence
+        self._waiting.put(sequence)
         self._samples[task.request_id] = {sequence.key}
         self._plan = None
         return sequence
@@ -145,7 +141,7 @@ class Scheduler:
 
     def end_sample(self, key: SampleKey, ending: Ending) -> Sequence | None:
         """End one sequence now, as by a stop string; None if it is not live."""
-        sequence = self._waiting.pop(key, None) or self._running.pop(key, None)
+        sequence = self._waiting.take(key) or self._running.pop(key, None)
         if sequence is None:
             return None
         sequence.ending = ending
@@ -167,7 +163,7 @@ class Scheduler:
         now = self._now()
         late = [
             sequence.key
-            for sequence in (*self._running.values(), *self._waiting.values())
+            for sequence in (*self._running.values(), *self._waiting)
             if sequence.task.deadline_at is not None and sequence.task.deadline_at <= now
         ]
         ended = (self.end_sample(key, DeadlineExceeded("the request's deadline passed")) for key in late)
@@ -250,7 +246,7 @@ class Scheduler:
     def _prompts_and_waiting(self) -> list[Sequence]:
         """Running sequences whose prompt is not computed, in order of admission, then those that wait, by rank."""
         prompts = [sequence for sequence in self._running.values() if not sequence.is_decoding]
-        return prompts + sorted(self._waiting.values(), key=lambda sequence: sequence.rank)
+        return [*prompts, *self._waiting]
 
     def _chunk_length(self, sequence: Sequence, budget: int) -> int:
         """Pending tokens that the next step computes, 0 if the budget has no room for any."""
@@ -264,23 +260,14 @@ class Scheduler:
         """Let a waiting sequence in, or back in; whether it runs now."""
         if sequence.lease is not None:
             return True
-        if not self._placement.place(sequence, self._reserve_beside(sequence)):
+        if not self._placement.place(sequence, self._running.values()):
             return False
         if sequence.admitted_at is None:
             sequence.admitted_at = self._now()
             self.num_cached_tokens += sequence.num_cached_tokens
-        self._running[sequence.key] = self._waiting.pop(sequence.key)
+        self._waiting.take(sequence.key)
+        self._running[sequence.key] = sequence
         return True
-
-    def _reserve_beside(self, newcomer: Sequence) -> int:
-        """Pages to be left once a newcomer is let in. Beside nobody it needs none: what can't fit was refused."""
-        if not self._running:
-            return 0
-        return sum(self._pages_ahead(sequence) for sequence in (*self._running.values(), newcomer))
-
-    def _pages_ahead(self, sequence: Sequence) -> int:
-        still = sequence.pages_at_end(self._spec) - sequence.pages_at(len(sequence.token_ids), self._spec)
-        return sequence.num_samples * min(PAGES_AHEAD, still)
 
     def _grow_decoding(self) -> None:
         """See that each decoding sequence has a page to seal into, the highest in rank first."""
@@ -293,15 +280,5 @@ class Scheduler:
         """Put a running sequence back to wait; it holds nothing then, and goes on later where it stopped."""
         self._plan = None
         self._placement.save(sequence)
-        self._waiting[sequence.key] = self._running.pop(sequence.key)
+        self._waiting.put(self._running.pop(sequence.key))
         self.num_preemptions += 1
-
-    def _refuse_if_full(self, num_tokens: int) -> None:
-        limits, waiting_tokens = self._limits, self.num_waiting_tokens
-        if self.num_waiting >= limits.max_waiting:
-            raise QueueFull(f"{self.num_waiting} requests wait, at most {limits.max_waiting} may")
-        if self._waiting and waiting_tokens + num_tokens > limits.max_waiting_tokens:
-            raise QueueFull(
-                f"{waiting_tokens} prompt tokens wait, with {num_tokens} more they would exceed "
-                f"{limits.max_waiting_tokens}"
-            )
