@@ -79,15 +79,25 @@ def markdown() -> str:
 
 def gateway_rows() -> list[MetricRow]:
     """What a gateway tells, by name."""
+    return sorted(_rows(gateway_registry()))
+
+
+def replica_rows() -> list[MetricRow]:
+    """What a replica tells, by name."""
+    return sorted(_rows(replica_registry()))
+
+
+def gateway_registry() -> CollectorRegistry:
+    """A gateway's registry with a series of each metric."""
     from ottserve.service.metrics import GatewayMetrics
 
     told = GatewayMetrics()
     told.failed("shows the label")
-    return sorted(_rows(told.registry))
+    return told.registry
 
 
-def replica_rows() -> list[MetricRow]:
-    """What a replica tells, by name. Loads the toy model, so that the numbers come from where they always do."""
+def replica_registry() -> CollectorRegistry:
+    """A replica's. Loads the toy model, so that the numbers come from where they always do."""
     from ottserve.workers.core.counters import EngineCounters
     from ottserve.workers.engine.loading import load_engine
     from ottserve.workers.engine_thread import EngineFacts, Snapshot
@@ -99,7 +109,7 @@ def replica_rows() -> list[MetricRow]:
     told = ReplicaMetrics("any", lambda: Snapshot(load, engine.counters))
     told.describe(EngineFacts(engine.model_info, engine.server_info, engine.tokenizer_files))
     told.record_step(0.0, EngineCounters(num_decode_steps=1, num_step_rows=1))
-    return sorted(_rows(told.registry))
+    return told.registry
 
 
 def _silent(message: str) -> None:
