@@ -16,13 +16,14 @@ from ottserve.workers.api import (
     Choice,
     FinishReason,
     Grammar,
+    Internal,
     InvalidField,
     JsonSchema,
     QueueFull,
     Regex,
 )
 from ottserve.workers.engine import forms, structured
-from ottserve.workers.engine.structured import FormCompiler, bits_of
+from ottserve.workers.engine.structured import FormCompiler, FormFollower, bits_of
 from ottserve.workers.models.toy import SIGNS, toy_tokenizer
 
 CHARACTERS = [chr(code) for code in range(32, 127)]
@@ -244,3 +245,15 @@ def test_only_so_many_forms_wait_to_be_compiled(make_engine, ask, monkeypatch):
 def test_a_model_without_eos_has_no_forms():
     with pytest.raises(InvalidField, match="EOS"):
         compiled(FormCompiler(toy_tokenizer().tokenizer_json, len(SIGNS), ()), Regex("a"))
+
+
+def test_a_fault_while_a_form_is_followed_ends_its_own_request_alone(
+    make_engine, ask, make_task, run_to_end, monkeypatch
+):
+    def fail(self, token_id):
+        raise RuntimeError("a planted fault")
+
+    monkeypatch.setattr(FormFollower, "_accept", fail)
+    answers = run_to_end(make_engine(), ask(Choice(("bca",))), make_task("a", request_id="fine", max_new=3))
+    assert isinstance(answers.ends["r"], Internal) and "planted" not in str(answers.ends["r"])
+    assert answers.text["fine"] == "bcd"

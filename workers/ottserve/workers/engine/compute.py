@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ottserve.workers.api import Internal, InvalidField, OttserveError
+from ottserve.workers.api import Internal, OttserveError
 from ottserve.workers.core.moves import Move
 from ottserve.workers.core.plan import StepPlan
 from ottserve.workers.engine.inputs import build_step
@@ -86,15 +86,15 @@ class Computer:
         return logits, read_prompts(readout, self._runner.head, hidden, plan, asked)
 
 
-def _permitted(live: LiveRequest, index: int) -> Tensor | InvalidField | None:
+def _permitted(live: LiveRequest, index: int) -> Tensor | OttserveError | None:
     """What the form permits. A form that can't be followed costs its own request alone."""
     try:
         return live.permitted(index)
-    except InvalidField as error:
+    except OttserveError as error:
         return error
 
 
-def _row(live: LiveRequest, index: int, form: Tensor | InvalidField | None) -> SampledRow:
+def _row(live: LiveRequest, index: int, form: Tensor | OttserveError | None) -> SampledRow:
     """At the end of a prompt the rows of all samples are of one sequence; they differ in their seeds."""
     sequence, task = live.sequence(index), live.task
     slot_id = 0 if sequence.lease is None else sequence.lease.slot_id

@@ -46,7 +46,7 @@ class LiveRequest:
         return self._first.sample(index)
 
     def permitted(self, index: int) -> Tensor | None:
-        """What a sample's form permits next, None where it has no form. Raises InvalidField; see `FormFollower`."""
+        """What a sample's form permits next, None where it has no form. Raises as `FormFollower.permitted`."""
         return None if self._followers is None else self._followers[index].permitted()
 
     def push(self, event: TokenEvent, logprob: TokenLogprob | None, now: float) -> tuple[TextChunk, bool]:

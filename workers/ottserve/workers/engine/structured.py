@@ -13,13 +13,16 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 
+import structlog
 import torch
 import xgrammar
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from ottserve.workers.api import Choice, Form, Grammar, InvalidField, JsonSchema, Regex, invalid
+from ottserve.workers.api import Choice, Form, Grammar, Internal, InvalidField, JsonSchema, Regex, invalid
 from ottserve.workers.engine.json_schema import refuse_inexact
+
+log = structlog.get_logger(__name__)
 
 COMPILE_LIMIT_S = 5.0
 WAIT_AT_FIRST_S = 0.5
@@ -105,6 +108,7 @@ class Compilation:
 
         Raises:
             InvalidField: the form is malformed, or took longer to compile than `COMPILE_LIMIT_S`.
+            Internal: compiling it failed in a way that is our fault.
         """
         if not self.work.done():
             self.work.cancel()
@@ -115,6 +119,9 @@ class Compilation:
             raise
         except (RuntimeError, ValueError) as error:
             raise invalid(self._field, "malformed", _ORIGIN.sub("", str(error)).strip()[:300]) from error
+        except Exception as error:
+            log.exception("form_not_compiled", field=self._field)
+            raise Internal("the form of the answer could not be compiled", "form_failed") from error
 
 
 class FormFollower:
@@ -139,6 +146,7 @@ class FormFollower:
 
         Raises:
             InvalidField: nothing in the vocabulary may, or it took too long to find out.
+            Internal: following the form failed, which is our fault.
         """
         began = time.monotonic()
         try:
@@ -147,6 +155,9 @@ class FormFollower:
             raise invalid(
                 self._field, "a slower one", "a form that can be followed at the pace of generation"
             ) from error
+        except Exception as error:
+            log.exception("form_not_followed", field=self._field)
+            raise Internal("the form of the answer could not be followed", "form_failed") from error
         self._allowance_s += WAIT_PER_TOKEN_S - (time.monotonic() - began)
         if not bool(bits.any()):
             raise invalid(self._field, "one with a dead end", "a form that the model's vocabulary can write")
