@@ -103,7 +103,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def promtool(tmp_path_factory: pytest.TempPathFactory, rule_groups: Any) -> Callable[..., str]:
-    """Runs promtool beside a file `rules.yaml` with the chart's rules; fails with what it says, unless it ends with `status`."""
+    """Runs promtool beside `rules.yaml`, the chart's rules; fails with what it says, unless it ends with `status`."""
     folder = tmp_path_factory.mktemp("promtool")
     (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": rule_groups}, sort_keys=False))
 
