@@ -23,7 +23,7 @@ from ottserve.workers.api import (
     Regex,
 )
 from ottserve.workers.engine import forms, structured
-from ottserve.workers.engine.structured import FormCompiler, FormFollower, bits_of
+from ottserve.workers.engine.structured import FormCompiler, FormFollower
 from ottserve.workers.models.toy import SIGNS, toy_tokenizer
 
 CHARACTERS = [chr(code) for code in range(32, 127)]
@@ -48,6 +48,11 @@ def compiled(compiler, form):
     while not compilation.is_settled:
         time.sleep(0.001)
     return compilation.follower()
+
+
+def bits_of(permitted):
+    """The token ids whose bits are set, rising."""
+    return [32 * i + bit for i, word in enumerate(permitted.tolist()) for bit in range(32) if word >> bit & 1]
 
 
 def walk(follower, pick, max_tokens=400):

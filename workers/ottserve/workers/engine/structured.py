@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 
 import structlog
-import torch
 import xgrammar
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -205,10 +204,3 @@ def _vocabulary_kind(decoder: dict[str, object] | None) -> xgrammar.VocabType:
 def _literal(text: str) -> str:
     """A text as a literal of EBNF."""
     return '"' + "".join(f"\\U{ord(char):08x}" for char in text) + '"'
-
-
-def bits_of(permitted: Tensor) -> list[int]:
-    """The token ids whose bits are set, rising."""
-    places = torch.arange(32, dtype=torch.int32)
-    found: list[int] = (permitted.unsqueeze(-1) >> places & 1).flatten().nonzero().flatten().tolist()
-    return found
