@@ -149,12 +149,12 @@ def divergence(logits: Tensor, reference: Tensor) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "most"), [("fp16", 1e-3), ("ott", 0.2)])
 def test_close_runs_of_the_default_model(make_task, logits_of, policy, most):
-    """40 tokens after a prompt of 800, teacher-forced: against the prompt in one chunk, alone, with a cold cache."""
+    """16 tokens after a prompt of 330, teacher-forced: against the prompt in one chunk, alone, with a cold cache."""
     model = load_model(ModelSettings(path="smollm2-135m-instruct"), lambda message: None)
     text = (Path(__file__).parents[3] / "LICENSE").read_text()
     ids = Tokenizer.from_str(model.tokenizer.tokenizer_json).encode(text).ids
-    prompt, forced = ids[:800], ids[800:840]
-    task = make_task(prompt, max_new=40)
+    prompt, forced = ids[:330], ids[330:346]
+    task = make_task(prompt, max_new=16)
 
     def logits(max_tokens_per_step: int, *others: object, num_runs: int = 1) -> Tensor:
         settings = EngineSettings(
@@ -163,11 +163,11 @@ def test_close_runs_of_the_default_model(make_task, logits_of, policy, most):
             scheduler=SchedulerSettings(max_running=4, max_tokens_per_step=max_tokens_per_step),
         )
         engine = make_engine(settings, model, lambda message: None)
-        return [logits_of(engine, task, *others, forced=forced)[-40:] for _ in range(num_runs)][-1]
+        return [logits_of(engine, task, *others, forced=forced)[-16:] for _ in range(num_runs)][-1]
 
     reference = logits(4096)
-    mates = [make_task(prompt[i:], request_id=f"o{i}", max_new=40) for i in (100, 200, 300)]
-    ways = {"cached": logits(4096, num_runs=2), "chunked": logits(256), "batched": logits(4096, *mates)}
+    mates = [make_task(prompt[i:], request_id=f"o{i}", max_new=16) for i in (50, 100, 150)]
+    ways = {"cached": logits(4096, num_runs=2), "chunked": logits(128), "batched": logits(4096, *mates)}
     for way, found in ways.items():
         kl = divergence(found, reference)
         same = (found.argmax(-1) == reference.argmax(-1)).double().mean()
