@@ -59,6 +59,7 @@ def start_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env=os.environ | {"TRITON_INTERPRET": "0"},  # the tests of kernels switch it on for this process
             )
         started.append(Service(process, log, port, metrics_port))
         _wait_until_ready(started[-1])
