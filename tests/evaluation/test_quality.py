@@ -32,7 +32,7 @@ def test_report_has_every_row(tiny_model: LoadedModel, text: Path, tmp_path: Pat
     rows = json.loads((out / "evaluation.json").read_text())["rows"]
     assert [row["policy"] for row in rows] == ["fp16", "kivi:group=32,window=16"]
     assert rows[1]["quality"]["kl"] == outcomes[1].quality.kl
-    assert {"machine", "torch", "transformers"} <= rows[0]["subject"]["environment"].keys()
+    assert {"machine", "torch", "transformers"} <= rows[0]["environment"].keys()
     table = (out / "evaluation.md").read_text()
     assert f"| {outcomes[1].quality.kl:.4f} |" in table
     assert "signs, 200 tokens" in table

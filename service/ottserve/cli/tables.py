@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 MOST_COLUMNS = 200
@@ -17,5 +18,5 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(column, justify="left" if column == columns[0] else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    console = Console(highlight=False)
-    console.print(table, width=None if console.is_terminal else MOST_COLUMNS, crop=False)
+    width = None if sys.stdout.isatty() else MOST_COLUMNS
+    Console(highlight=False, width=width).print(table)

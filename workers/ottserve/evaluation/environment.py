@@ -14,6 +14,11 @@ from ottserve.workers.models.loading import LoadedModel
 PACKAGES = ("ottserve", "torch", "transformers")
 
 
+def versions() -> dict[str, str]:
+    """Of what computes the figures."""
+    return {package: version(package) for package in PACKAGES}
+
+
 def environment() -> dict[str, str]:
     """Processor, cores in use, threads and versions, fit for a JSON file."""
     return {
@@ -21,7 +26,7 @@ def environment() -> dict[str, str]:
         "cores": str(len(os.sched_getaffinity(0))),
         "threads": str(torch.get_num_threads()),
         "python": platform.python_version(),
-        **{package: version(package) for package in PACKAGES},
+        **versions(),
     }
 
 

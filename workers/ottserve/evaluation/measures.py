@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 
 import torch
@@ -117,4 +116,4 @@ def summarise(measures: PositionMeasures, first_position: int) -> Quality:
 
 
 def _perplexity(nll: Tensor) -> float:
-    return math.exp(nll.double().mean().item())
+    return nll.double().mean().exp().item()

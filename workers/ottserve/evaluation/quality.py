@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from ottserve.evaluation import report
-from ottserve.evaluation.environment import environment, model_name
+from ottserve.evaluation.environment import environment, model_name, versions
 from ottserve.evaluation.policies import PolicyRow
 from ottserve.evaluation.results import Results, Subject
 from ottserve.evaluation.sweep import Outcome, sweep
@@ -67,7 +67,7 @@ def _measure(
     missing = [row for row in rows if results.find(subjects[row]) is None]
     if missing:
         for row, outcome in zip(missing, sweep(model, missing, text, lambda n: advance(text.name, n)), strict=True):
-            results.add(subjects[row], outcome)
+            results.add(subjects[row], outcome, environment())
     else:
         advance(text.name, len(text.token_ids))
     found = [results.find(subjects[row]) for row in rows]
@@ -76,7 +76,7 @@ def _measure(
 
 def _subject(model: LoadedModel, row: PolicyRow, text: TokenisedText) -> Subject:
     spec = resolve_spec(row.cache, model.shape)
-    return Subject(model_name(model), text.digest, row.name, spec.fingerprint, environment())
+    return Subject(model_name(model), text.digest, row.name, spec.fingerprint, versions())
 
 
 def _measured_on(model: LoadedModel) -> str:

@@ -20,14 +20,14 @@ class Subject:
         text_digest: of the token ids.
         policy: the row as named.
         fingerprint: of the cache.
-        environment: versions and machine.
+        versions: of what computed it; the machine changes no more than the order of sums.
     """
 
     model: str
     text_digest: str
     policy: str
     fingerprint: str
-    environment: dict[str, str]
+    versions: dict[str, str]
 
 
 class Results:
@@ -44,12 +44,13 @@ class Results:
                 return _outcome(record)
         return None
 
-    def add(self, subject: Subject, outcome: Outcome) -> None:
-        """Keep an outcome, in place of an older one of the same policy and text."""
+    def add(self, subject: Subject, outcome: Outcome, environment: dict[str, str]) -> None:
+        """Keep an outcome and what it was measured on, in place of an older one of the same policy and text."""
         same = (outcome.policy, outcome.text)
         self._records = [record for record in self._records if (record["policy"], record["text"]) != same]
         quality = {**asdict(outcome.quality), "perplexity_ratio": outcome.quality.perplexity_ratio}
-        self._records.append({**asdict(outcome), "quality": quality, "subject": asdict(subject)})
+        about = {"subject": asdict(subject), "environment": environment}
+        self._records.append({**asdict(outcome), "quality": quality, **about})
         self._path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self._path.with_suffix(".tmp")
         unfinished.write_text(json.dumps({"command": "ottserve evaluate", "rows": self._records}, indent=1) + "\n")
@@ -59,5 +60,5 @@ class Results:
 def _outcome(record: dict[str, Any]) -> Outcome:
     quality = {name: value for name, value in record["quality"].items() if name != "perplexity_ratio"}
     quality["kl_by_position"] = tuple(quality["kl_by_position"])
-    fields = {name: value for name, value in record.items() if name not in ("quality", "subject")}
+    fields = {name: value for name, value in record.items() if name not in ("quality", "subject", "environment")}
     return Outcome(**fields, quality=Quality(**quality))
