@@ -22,29 +22,31 @@ from ottserve.kernels.quantize.dequantize import dequantize_keys_into, dequantiz
 from ottserve.kernels.quantize.packing import replaced_tokens
 from ottserve.kernels.slots import Slots
 
-ELEMENTS_AT_ONCE = 2**17
-"""Elements of keys unpacked at a time, so that the passes over them stay in cache."""
+ELEMENTS_AT_ONCE = 2**19
+"""Elements of keys unpacked at a time: few calls, and temporaries small enough to be the same memory every time."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What n rows have stored in one layer, fp32.
+    """What n rows have stored in one layer, fp32, and a place for their own token.
 
     Attributes:
         keys: `[R, T, D]`.
-        sealed_values: `[R, S, D]`; exact_values: `[R, X+1, D]`.
+        values: `[R, ·, D]` each, side by side `[R, T, D]`; what pages hold at 16 bit is laid out differently.
         bias: `[R, 1, T]`, −∞ where no token lives, else 0.
+        own_key, own_value: `[R, D]`, the views of the last place.
     """
 
     keys: Tensor
-    sealed_values: Tensor
-    exact_values: Tensor
+    values: tuple[Tensor, ...]
     bias: Tensor
+    own_key: Tensor
+    own_value: Tensor
 
 
 def history_bytes(slots: Slots, layout: PageLayout, group: RowGroup) -> int:
-    """Bytes of a group's `History`."""
-    places = group.max_pages * layout.group + slots.outlier_k.shape[-2] + group.tail_live.shape[2] + 1
+    """Bytes of a group's `History`; slots are of one layer or of all."""
+    places = group.max_pages * layout.group + slots.outlier_k.shape[-2] + group.num_tail_places + 1
     return 4 * len(group.rows) * slots.tail_k.shape[-3] * places * (2 * layout.head_size + 1)
 
 
@@ -63,19 +65,22 @@ def gather_history(
     Returns:
         One value a layer. As in `attend_decode`, nothing but live memory counts.
     """
-    num_layers, n, J, D = layers.stop - layers.start, len(group.rows), slots.tail_k.shape[2], layout.head_size
-    num_sealed = group.max_pages * layout.group
-    num_exact = slots.outlier_k.shape[3] + group.tail_live.shape[2]
-    keys = workspace.lend(num_layers, n, J, num_sealed + num_exact + 1, D)
-    sealed_values = _lend_sealed_values(workspace, (num_layers, n, J, num_sealed, D), layout)
-    exact_values = workspace.lend(num_layers, n, J, num_exact + 1, D)
-    bias = workspace.lend(num_layers, n, J, num_sealed + num_exact + 1).zero_()
-    exact_bias = bias[..., num_sealed:-1]
-    _lay_exact(keys[..., num_sealed:-1, :], exact_values[..., :-1, :], exact_bias, slots, group, layers)
-    if num_sealed:
-        _lay_sealed(keys[..., :num_sealed, :], sealed_values, bias[..., :num_sealed], pages, layout, group, layers)
-    by_layer = (x.flatten(1, 2).unbind() for x in (keys, sealed_values, exact_values, bias.unsqueeze(-2)))
-    return tuple(History(*parts) for parts in zip(*by_layer, strict=True))
+    rows = (layers.stop - layers.start, len(group.rows), slots.tail_k.shape[2])
+    S = group.max_pages * layout.group
+    T = S + slots.outlier_k.shape[3] + group.num_tail_places + 1
+    keys = workspace.lend(*rows, T, layout.head_size)
+    values = _lend_values(workspace, rows, S, T, layout)
+    bias = workspace.lend(*rows, T).zero_()
+    exact_values = values[-1][..., S - T :, :]
+    _lay_exact(keys[..., S:-1, :], exact_values[..., :-1, :], bias[..., S:-1], slots, group, layers)
+    if S:
+        _lay_sealed(keys[..., :S, :], values[0][..., :S, :], bias[..., :S], pages, layout, group, layers)
+    parts = (keys, bias.unsqueeze(-2), keys[..., -1, :], exact_values[..., -1, :], *values)
+    by_layer = zip(*(part.flatten(1, 2).unbind() for part in parts), strict=True)
+    return tuple(
+        History(layer_keys, tuple(layer_values), layer_bias, own_key, own_value)
+        for layer_keys, layer_bias, own_key, own_value, *layer_values in by_layer
+    )
 
 
 def attend_history(q: Tensor, k: Tensor, v: Tensor, history: History, scale: float) -> Tensor:
@@ -90,45 +95,55 @@ def attend_history(q: Tensor, k: Tensor, v: Tensor, history: History, scale: flo
     Returns:
         `[n, H, D]` in q's dtype.
     """
-    R, _, D = history.keys.shape
-    history.keys[:, -1] = k.reshape(R, D)
-    history.exact_values[:, -1] = v.reshape(R, D)
+    R, D = history.own_key.shape
+    history.own_key.copy_(k.reshape(R, D))
+    history.own_value.copy_(v.reshape(R, D))
     scores = torch.baddbmm(history.bias, q.float().reshape(R, -1, D), history.keys.mT, alpha=scale)
-    num_sealed = history.sealed_values.shape[1]
-    weights = scores.softmax(-1)
-    out = torch.bmm(weights[..., num_sealed:], history.exact_values)
-    if num_sealed:
-        out = out.baddbmm_(weights[..., :num_sealed], history.sealed_values)
+    weights = scores.softmax(-1).split([part.shape[1] for part in history.values], -1)
+    out = torch.bmm(weights[0], history.values[0])
+    for part, values in zip(weights[1:], history.values[1:], strict=True):
+        out.baddbmm_(part, values)
     return out.view(q.shape).to(q.dtype)
 
 
-def _lend_sealed_values(workspace: Workspace, shape: tuple[int, ...], layout: PageLayout) -> Tensor:
-    """Laid out like the pages: elements at 16 bit lie there by channel."""
-    if layout.v_bits != EXACT_BITS:
-        return workspace.lend(*shape)
-    *rows, num_tokens, head_size = shape
-    return workspace.lend(*rows, head_size, num_tokens).mT
+def _lend_values(
+    workspace: Workspace, rows: tuple[int, int, int], num_sealed: int, num_places: int, layout: PageLayout
+) -> tuple[Tensor, ...]:
+    """Places for values in one part; at 16 bit those of pages in one of their own, by channel as pages hold them."""
+    if layout.v_bits != EXACT_BITS or not num_sealed:
+        return (workspace.lend(*rows, num_places, layout.head_size),)
+    sealed = workspace.lend(*rows, layout.head_size, num_sealed).mT
+    return sealed, workspace.lend(*rows, num_places - num_sealed, layout.head_size)
 
 
 def _lay_exact(keys: Tensor, values: Tensor, bias: Tensor, slots: Slots, group: RowGroup, layers: slice) -> None:
-    """Outliers, then tails, into keys and values `[l, n, J, X, D]` and bias `[l, n, J, X]`.
-
-    What is dead is zeroed by its bits: neither a bias nor a weight makes a NaN vanish.
-    """
-    num_rows, width = slots.outlier_k.shape[3], group.tail_live.shape[2]
+    """Outliers, then tails, into keys and values `[l, n, J, X, D]` and bias `[l, n, J, X]`."""
+    num_rows = slots.outlier_k.shape[3]
 
     def rows_of(stored: Tensor) -> Tensor:
         return _select(stored[layers], group.slot_run, group.slot_ids)
 
-    live = group.tail_live.expand(*keys.shape[:3], -1, -1)
-    for place, tail, outliers in ((keys, slots.tail_k, slots.outlier_k), (values, slots.tail_v, slots.outlier_v)):
-        place[..., num_rows:, :] = rows_of(tail)[..., :width, :]
-        if num_rows:
-            place[..., :num_rows, :] = rows_of(outliers)
+    for place, tail in ((keys, slots.tail_k), (values, slots.tail_v)):
+        stored, start = rows_of(tail), num_rows
+        for run in group.tail_runs:
+            place[..., start : start + run.stop - run.start, :] = stored[..., run, :]
+            start += run.stop - run.start
+    if group.tail_live is not None:
+        _bury(keys[..., num_rows:, :], values[..., num_rows:, :], bias[..., num_rows:], group.tail_live)
     if num_rows:
+        outlier_keys, outlier_values = keys[..., :num_rows, :], values[..., :num_rows, :]
+        outlier_keys.copy_(rows_of(slots.outlier_k))
+        outlier_values.copy_(rows_of(slots.outlier_v))
         count = rows_of(slots.outlier_count)[..., None, None]
         in_use = (torch.arange(num_rows, dtype=torch.int32)[:, None] - count) >> 31
-        live = torch.cat([in_use, live], -2)
+        _bury(outlier_keys, outlier_values, bias[..., :num_rows], in_use)
+
+
+def _bury(keys: Tensor, values: Tensor, bias: Tensor, live: Tensor) -> None:
+    """Make places without a token weigh nothing. `live` int32 `[…, 1]` is all ones or 0.
+
+    Neither a bias nor a weight makes a NaN vanish, so what is dead is zeroed by its bits.
+    """
     for place in (keys, values):
         place.view(torch.int32).bitwise_and_(live)
     bias.masked_fill_(live.squeeze(-1).eq(0), -torch.inf)
@@ -140,14 +155,14 @@ def _lay_sealed(
     """Pages into keys and values `[l, n, J, S, D]` and bias `[l, n, J, S]`, a few layers at a time."""
     num_layers, n, J, num_sealed, D = keys.shape
     at_once = max(1, ELEMENTS_AT_ONCE // (n * J * num_sealed * D))
+    shape = (group.max_pages, layout.group)
     for first in range(0, num_layers, at_once):
         part = slice(first, min(num_layers, first + at_once))
         stored = pages[layers.start + part.start : layers.start + part.stop]
         blocks = _select(stored, group.page_run, group.page_ids)
-        blocks = blocks.view(len(blocks), n, group.max_pages, J, -1).transpose(2, 3)
-        shape = (len(blocks), n, J, group.max_pages, layout.group, D)
-        dequantize_keys_into(keys[part].view(shape), blocks, layout)
-        dequantize_values_into(values[part].unflatten(3, shape[3:5]), blocks, layout)
+        blocks = blocks.unflatten(1, (n, group.max_pages)).transpose(2, 3)
+        dequantize_keys_into(keys[part].unflatten(3, shape), blocks, layout)
+        dequantize_values_into(values[part].unflatten(3, shape), blocks, layout)
         bias[part].masked_fill_(replaced_tokens(blocks, layout).flatten(3), -torch.inf)
     if group.lacking is not None:
         bias.masked_fill_(group.lacking, -torch.inf)

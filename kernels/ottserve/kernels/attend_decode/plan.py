@@ -6,6 +6,7 @@ Only a CPU needs it: there this bookkeeping would cost more than the arithmetic 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -28,7 +29,8 @@ class RowGroup:
         slot_run, page_run: the same ids as a slice, when they follow each other, so that nothing need be gathered.
         max_pages: B.
         lacking: bool `[n, 1, B·G]`, tokens of pages that a row lacks; None when no row lacks any.
-        tail_live: int32 `[n, 1, X, 1]`, all ones (−1) where ring index x < X holds a token, else 0.
+        tail_runs: ring indices at which any of the rows has a token, ascending, V in all.
+        tail_live: int32 `[n, 1, V, 1]`, all ones (−1) where a row has a token there, else 0; None where all have.
     """
 
     rows: Tensor
@@ -38,7 +40,13 @@ class RowGroup:
     page_run: slice | None
     max_pages: int
     lacking: Tensor | None
-    tail_live: Tensor
+    tail_runs: tuple[slice, ...]
+    tail_live: Tensor | None
+
+    @property
+    def num_tail_places(self) -> int:
+        """V."""
+        return sum(run.stop - run.start for run in self.tail_runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,8 @@ def _row_group(
     ids = [page_id for pages in table for page_id in pages + pages[:1] * (max_pages - len(pages))]
     counts = torch.tensor([len(pages) for pages in table], device=rows.device)
     lacking = torch.arange(max_pages * group, device=rows.device) >= (counts * group)[:, None]
+    places = tail_live.any(0).nonzero().flatten()
+    live_there = tail_live[:, places]
     return RowGroup(
         rows=rows,
         slot_ids=slot_ids,
@@ -95,7 +105,8 @@ def _row_group(
         page_run=_run(ids),
         max_pages=max_pages,
         lacking=lacking[:, None] if any(len(pages) < max_pages for pages in table) else None,
-        tail_live=tail_live,
+        tail_runs=_runs(places.tolist()),
+        tail_live=None if live_there.all() else -live_there[:, None, :, None].int(),
     )
 
 
@@ -106,9 +117,13 @@ def _run(ids: list[int]) -> slice | None:
     return slice(ids[0], ids[-1] + 1)
 
 
+def _runs(ids: list[int]) -> tuple[slice, ...]:
+    """Ascending ids as slices."""
+    starts = [at for at, index in enumerate(ids) if at == 0 or ids[at - 1] + 1 != index]
+    return tuple(slice(ids[start], ids[stop - 1] + 1) for start, stop in pairwise([*starts, len(ids)]))
+
+
 def _tail_live(oldest: Tensor, lengths: Tensor, tail_capacity: int) -> Tensor:
-    """int32 `[n, 1, X, 1]` bit masks of the ring places that hold positions oldest … lengths−1; X is at least 1."""
+    """bool `[n, C]`, the ring places that hold positions oldest … lengths−1."""
     age = (torch.arange(tail_capacity, device=lengths.device) - oldest[:, None]) % tail_capacity
-    live = age < (lengths - oldest)[:, None]
-    width = int(live.any(0).nonzero().max()) + 1 if live.any() else 1
-    return -live[:, None, :width, None].int()
+    return age < (lengths - oldest)[:, None]

@@ -48,7 +48,7 @@ def _attend_group(queries: Tensor, pages: Tensor, slots: Slots, layout: PageLayo
     J = pages.shape[1]
     num_rows = slots.outlier_k.shape[2]
     num_sealed = group.max_pages * layout.group
-    T = num_sealed + num_rows + group.tail_live.shape[2]
+    T = num_sealed + num_rows + group.num_tail_places
     keys = queries.new_empty(n, J, T, D)
     is_transposed = layout.v_bits == EXACT_BITS
     values = queries.new_empty(n, J, D, T).mT if is_transposed else queries.new_empty(n, J, T, D)
@@ -70,10 +70,13 @@ def _lay_exact(keys: Tensor, values: Tensor, slots: Slots, group: RowGroup) -> T
 
     Dead places of values are zeroed by their bits, since no weight makes a NaN vanish.
     """
-    num_rows, width = slots.outlier_k.shape[2], group.tail_live.shape[2]
-    live = group.tail_live.expand(-1, keys.shape[1], -1, -1)
+    n, J = keys.shape[:2]
+    num_rows = slots.outlier_k.shape[2]
+    live = keys.new_full((n, 1, group.num_tail_places, 1), -1, dtype=torch.int32)
+    live = (live if group.tail_live is None else group.tail_live).expand(-1, J, -1, -1)
     for place, tail in ((keys, slots.tail_k), (values, slots.tail_v)):
-        place[:, :, num_rows:].copy_(tail.index_select(0, group.slot_ids)[:, :, :width])
+        stored = tail.index_select(0, group.slot_ids)
+        place[:, :, num_rows:].copy_(torch.cat([stored[:, :, run] for run in group.tail_runs], 2))
     if num_rows:
         for place, outliers in ((keys, slots.outlier_k), (values, slots.outlier_v)):
             place[:, :, :num_rows].copy_(outliers.index_select(0, group.slot_ids))

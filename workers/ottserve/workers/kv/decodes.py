@@ -91,12 +91,12 @@ class DecodesByBlock:
         self._block_size = store.workspace.num_bytes // max(1, layer_bytes)
         self._block = range(0)
         self._histories: list[tuple[History, ...]] = []
-        self._new: dict[int, tuple[Tensor, Tensor]] = {}
+        self._new: dict[int, Tensor] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """See `Decodes`; layers in ascending order are read in the largest blocks."""
-        dtype = self._store.layout.exact_dtype
-        k, v = self._new[layer] = narrow(k, dtype), narrow(v, dtype)
+        self._new[layer] = narrow(torch.stack((k, v)), self._store.layout.exact_dtype)
+        k, v = self._new[layer].unbind()
         histories = self._in_block(layer) if self._block_size else self._one_by_one(layer)
         if len(self._groups) == 1 and len(self._groups[0].rows) == len(q):
             (history,) = histories
@@ -110,7 +110,7 @@ class DecodesByBlock:
         """See `Decodes`."""
         store, rows = self._store, self._rows
         layers = torch.tensor(list(self._new))[:, None]
-        keys, values = (torch.cat(tensors) for tensors in zip(*self._new.values(), strict=True))
+        keys, values = torch.cat(list(self._new.values()), 1).unbind()
         slot_ids = (layers * store.num_slots + rows.slot_ids).flatten()
         write_tail(store.flat_slots, keys, values, slot_ids, rows.positions.repeat(len(layers)))
 

@@ -37,6 +37,8 @@ class OpenStep:
             `[T, H, D]` in q's dtype.
         """
         n, decodes, chunks = self._step.num_decodes, self._decodes, self._step.chunks
+        if decodes is not None and chunks is None:
+            return decodes.attend(layer, q, k, v, scale)
         outputs = []
         if decodes is not None:
             outputs.append(decodes.attend(layer, q[:n], k[:n], v[:n], scale))
