@@ -1,4 +1,4 @@
-"""What must be settled before the first import of a test: where Triton's kernels run.
+"""What holds for all tests: where Triton's kernels run, and that properties are not timed.
 
 Triton reads TRITON_INTERPRET when it is first imported, by whoever imports it first, and never again in that process.
 That may be the conftest of any folder, which pytest loads before it asks a plugin anything; hence here, on import.
@@ -9,8 +9,14 @@ from __future__ import annotations
 import os
 import sys
 
+from hypothesis import HealthCheck, settings
+
 ASKS_FOR_GPU = "gpu" in sys.argv  # pytest -m gpu
 
 if not ASKS_FOR_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+# How long an example takes on a machine that others use too is no property of the code.
+settings.register_profile("ottserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ottserve")
