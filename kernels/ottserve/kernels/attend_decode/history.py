@@ -65,16 +65,17 @@ def gather_history(
     Returns:
         One value a layer. As in `attend_decode`, nothing but live memory counts.
     """
-    rows = (layers.stop - layers.start, len(group.rows), slots.tail_k.shape[2])
+    rows, num_outliers = (layers.stop - layers.start, len(group.rows), slots.tail_k.shape[2]), slots.outlier_k.shape[3]
     S = group.max_pages * layout.group
-    T = S + slots.outlier_k.shape[3] + group.num_tail_places + 1
+    T = S + num_outliers + group.num_tail_places + 1
     keys = workspace.lend(*rows, T, layout.head_size)
     values = _lend_values(workspace, rows, S, T, layout)
     bias = workspace.lend(*rows, T).zero_()
     exact_values = values[-1][..., S - T :, :]
     _lay_exact(keys[..., S:-1, :], exact_values[..., :-1, :], bias[..., S:-1], slots, group, layers)
     if S:
-        _lay_sealed(keys[..., :S, :], values[0][..., :S, :], bias[..., :S], pages, layout, group, layers)
+        traced = num_outliers > 0
+        _lay_sealed(keys[..., :S, :], values[0][..., :S, :], bias[..., :S], pages, layout, group, layers, traced=traced)
     parts = (keys, bias.unsqueeze(-2), keys[..., -1, :], exact_values[..., -1, :], *values)
     by_layer = zip(*(part.flatten(1, 2).unbind() for part in parts), strict=True)
     return tuple(
@@ -150,9 +151,20 @@ def _bury(keys: Tensor, values: Tensor, bias: Tensor, live: Tensor) -> None:
 
 
 def _lay_sealed(
-    keys: Tensor, values: Tensor, bias: Tensor, pages: Tensor, layout: PageLayout, group: RowGroup, layers: slice
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor,
+    pages: Tensor,
+    layout: PageLayout,
+    group: RowGroup,
+    layers: slice,
+    *,
+    traced: bool,
 ) -> None:
-    """Pages into keys and values `[l, n, J, S, D]` and bias `[l, n, J, S]`, a few layers at a time."""
+    """Pages into keys and values `[l, n, J, S, D]` and bias `[l, n, J, S]`, a few layers at a time.
+
+    Where no outliers are traced no token was replaced, and the masks need not be fetched.
+    """
     num_layers, n, J, num_sealed, D = keys.shape
     at_once = max(1, ELEMENTS_AT_ONCE // (n * J * num_sealed * D))
     shape = (group.max_pages, layout.group)
@@ -163,7 +175,8 @@ def _lay_sealed(
         blocks = blocks.unflatten(1, (n, group.max_pages)).transpose(2, 3)
         dequantize_keys_into(keys[part].unflatten(3, shape), blocks, layout)
         dequantize_values_into(values[part].unflatten(3, shape), blocks, layout)
-        bias[part].masked_fill_(replaced_tokens(blocks, layout).flatten(3), -torch.inf)
+        if traced:
+            bias[part].masked_fill_(replaced_tokens(blocks, layout).flatten(3), -torch.inf)
     if group.lacking is not None:
         bias.masked_fill_(group.lacking, -torch.inf)
 

@@ -25,6 +25,10 @@ from ottserve.kernels.write_tail import narrow, write_tail
 from ottserve.workers.kv.step import DecodeRows
 from ottserve.workers.kv.store import KVStore
 
+LARGE_LAYER_BYTES = 2**21
+"""A layer's history from this size on is read alone: it costs more than the calls do, and should still be in cache
+when it is attended to, before the weights of the next layers have passed through."""
+
 
 class Decodes(Protocol):
     """The decode rows of one step."""
@@ -88,7 +92,8 @@ class DecodesByBlock:
             num_new=1,
         ).groups
         layer_bytes = sum(history_bytes(store.slots, store.layout, group) for group in self._groups)
-        self._block_size = store.workspace.num_bytes // max(1, layer_bytes)
+        num_fitting = store.workspace.num_bytes // max(1, layer_bytes)
+        self._block_size = num_fitting if layer_bytes < LARGE_LAYER_BYTES else min(1, num_fitting)
         self._block = range(0)
         self._histories: list[tuple[History, ...]] = []
         self._new: dict[int, Tensor] = {}
