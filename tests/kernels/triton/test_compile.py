@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -33,15 +35,35 @@ POLICIES = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", [pytest.param(param.values, id=param.id) for param in POLICIES])
-def test_compiles_for_sm_90(policy) -> None:
+Compiled = dict[str, "Future[subprocess.CompletedProcess[str]]"]
+
+
+@pytest.fixture(scope="module")
+def compiled(request: pytest.FixtureRequest) -> Iterator[Compiled]:
+    """A compiler for each policy that is tested, two at a time: half a minute of one core each."""
+    wanted = {item.callspec.id: item.callspec.params["policy"] for item in request.session.items if _compiles(item)}
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        yield {name: pool.submit(_compile, policy) for name, policy in wanted.items()}
+        pool.shutdown(cancel_futures=True)
+
+
+def _compiles(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and item.function is test_compiles_for_sm_90
+
+
+def _compile(policy: tuple[object, ...]) -> subprocess.CompletedProcess[str]:
     arguments = [sys.executable, "-m", "tests.kernels.triton.compile_ops", *map(str, policy)]
     environment = os.environ | {"TRITON_INTERPRET": "0"}
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
+    return subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", [pytest.param(param.values, id=param.id) for param in POLICIES])
+def test_compiles_for_sm_90(policy, compiled: Compiled, request: pytest.FixtureRequest) -> None:
+    done = compiled[request.node.callspec.id].result()
     assert done.returncode == 0, done.stderr
-    compiled = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {entry["kernel"] for entry in compiled} == set(KERNELS)
-    stacks = {entry["kernel"]: entry["stack"] for entry in compiled}
+    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {entry["kernel"] for entry in kernels} == set(KERNELS)
+    stacks = {entry["kernel"]: entry["stack"] for entry in kernels}
     if launch.fits_200_registers(PageLayout(128, *policy[:4]), gqa=4):
         assert stacks["attend_split_kernel"] == 0, "decode attention spills registers"
