@@ -130,7 +130,8 @@ def test_whatever_the_numbers(render: Render, check: Check, values: Values) -> N
     check(rendered)
     drain = rendered.settings()["gateway"]["drain"]
     own = values["lifecycle"]
-    longest_s = drain["probe_period_s"] + drain["grace_s"] + rendered.settings()["deployment"]["grace_s"]
+    phases = (drain["probe_period_s"], drain["grace_s"], rendered.settings()["deployment"]["grace_s"])
+    longest_s = sum(map(float, phases))  # YAML 1.1 takes 1e-05 for text; the settings take both for a number
     for spec in rendered.pods().values():
         assert spec["terminationGracePeriodSeconds"] > own["preStopSeconds"] + longest_s + own["marginSeconds"]
 
