@@ -12,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 from ottserve.workers.api import ModelInfo, TokenizerFiles
 from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.models.attention import IMPLEMENTATION, register
+from ottserve.workers.models.columns import store_wide_by_column
 from ottserve.workers.models.norms import fuse_norms
 from ottserve.workers.models.source import TOY_MODEL, ModelSource, find_source
 from ottserve.workers.models.support import model_shape, refuse_unsupported
@@ -50,6 +51,8 @@ def load_model(settings: ModelSettings, progress: Progress) -> LoadedModel:
     module = _load_weights(source, _dtype(settings.dtype, device)).to(device).eval()
     module.requires_grad_(False)
     fuse_norms(module)
+    if device.type == "cpu":
+        store_wide_by_column(module)
     context = _context_length(module, settings.max_context)
     refuse_unsupported(module.config, context)
     progress(f"reading the tokenizer of {source.name}")
