@@ -146,8 +146,7 @@ def divergence(logits: Tensor, reference: Tensor) -> Tensor:
     return (p.exp() * (p - q)).sum(-1)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)  # several engines over the default model, minutes on a busy machine
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_batch_differs_from_each_alone_by_rounding(make_random_engine, make_task, logits_of, policy):
     """Until the first seal: from there on a 2-bit cache may turn a rounding into another code."""
     task = make_task(PROMPT[:20], max_new=10)
@@ -158,17 +157,18 @@ def test_a_batch_differs_from_each_alone_by_rounding(make_random_engine, make_ta
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # several engines over the default model, minutes on a busy machine
 @pytest.mark.parametrize(("policy", "most"), [("fp16", 1e-3), ("ott", 0.35)])
 def test_close_runs_of_the_default_model(make_task, logits_of, policy, most):
-    """16 tokens after a prompt of 330, teacher-forced: against the prompt in one chunk, alone, with a cold cache.
+    """6 tokens after a prompt of 330, teacher-forced: against the prompt in one chunk, alone, with a cold cache.
 
     What two runs of a coarse policy may differ by is the policy's own distance from an exact cache (docs/quality.md).
     """
     model = load_model(ModelSettings(path="smollm2-135m-instruct"), lambda message: None)
     text = (Path(__file__).parents[3] / "LICENSE").read_text()
     ids = Tokenizer.from_str(model.tokenizer.tokenizer_json).encode(text).ids
-    prompt, forced = ids[:330], ids[330:346]
-    task = make_task(prompt, max_new=16)
+    prompt, forced = ids[:330], ids[330:336]
+    task = make_task(prompt, max_new=6)
 
     def logits(max_tokens_per_step: int, num_runs: int) -> list[Tensor]:
         settings = EngineSettings(
