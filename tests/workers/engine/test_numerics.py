@@ -158,12 +158,9 @@ def test_a_batch_differs_from_each_alone_by_rounding(make_random_engine, make_ta
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # several engines over the default model, minutes on a busy machine
-@pytest.mark.parametrize(("policy", "most"), [("fp16", 1e-3), ("ott", 0.35)])
+@pytest.mark.parametrize(("policy", "most"), [("fp16", 1e-3), ("ott", 0.2)])
 def test_close_runs_of_the_default_model(make_task, logits_of, policy, most):
-    """6 tokens after a prompt of 330, teacher-forced: against the prompt in one chunk, alone, with a cold cache.
-
-    What two runs of a coarse policy may differ by is the policy's own distance from an exact cache (docs/quality.md).
-    """
+    """6 tokens after a prompt of 330, teacher-forced: against the prompt in one chunk, alone, with a cold cache."""
     model = load_model(ModelSettings(path="smollm2-135m-instruct"), lambda message: None)
     text = (Path(__file__).parents[3] / "LICENSE").read_text()
     ids = Tokenizer.from_str(model.tokenizer.tokenizer_json).encode(text).ids
