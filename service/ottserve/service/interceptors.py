@@ -1,4 +1,4 @@
-"""Around every call: its id, its outcome, one log line without prompt text, and errors as statuses. Knows no parameter.
+"""Around every call by gRPC: its id, its outcome, and errors as statuses. Knows no parameter.
 
 A call's id is the message's `request_id`, else `x-request-id` of the metadata, else drawn; it is sent back in the
 initial metadata.
@@ -7,24 +7,20 @@ initial metadata.
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import grpc
-import structlog
 from google.protobuf.message import Message
 from grpc_status import rpc_status
 
 from ottserve.service import errors, validate
-from ottserve.service.metrics import SERVICE, GatewayMetrics
+from ottserve.service.accounts import Accounts, Call
+from ottserve.service.metrics import SERVICE
 from ottserve.v1 import generation_pb2 as pb
 from ottserve.workers import api
-
-log = structlog.get_logger(__name__)
 
 REQUEST_ID = "x-request-id"
 PREFIX = f"/{SERVICE.full_name}/"
@@ -35,32 +31,11 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Streaming = Callable[[Message, Context], AsyncGenerator[Message, None]]
 
 
-@dataclass(slots=True)
-class Call:
-    """What is told of a call when it ends."""
-
-    method: str
-    request_id: str
-    started_at: float
-    outcome: str = errors.OK
-    finish: pb.Finish | None = None
-
-    def saw(self, message: Message) -> None:
-        """Takes note of how a generation ended."""
-        if isinstance(message, pb.GenerateStreamResponse) and message.HasField("finish"):
-            self.finish = message.finish
-        elif isinstance(message, pb.GenerateResponse):
-            self.finish = message.samples[0].finish
-        if self.finish is not None and self.finish.reason == pb.FINISH_REASON_ABORTED:
-            self.outcome = errors.ABORTED
-
-
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the methods of our service; health and reflection pass."""
 
-    def __init__(self, metrics: GatewayMetrics, now: Callable[[], float] = time.time) -> None:
-        self._metrics = metrics
-        self._now = now
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
 
     async def intercept_service(
         self,
@@ -87,7 +62,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def call(request: Message, context: Context) -> Message:
             async with self._accounted(method, request, context) as call:
                 response = await serve(request, context)
-                call.saw(response)
+                _note_finish(call, response)
                 return response
 
         return call
@@ -98,15 +73,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def call(request: Message, context: Context) -> None:
             async with self._accounted(method, request, context) as call, aclosing(serve(request, context)) as messages:
                 async for message in messages:
-                    call.saw(message)
+                    _note_finish(call, message)
                     await context.write(message)
 
         return call
 
     @asynccontextmanager
     async def _accounted(self, method: str, request: Message, context: Context) -> AsyncIterator[Call]:
-        call = Call(method, uuid.uuid4().hex, self._now())
-        self._metrics.received(method)
+        call = self._accounts.begin(method, uuid.uuid4().hex)
         try:
             _identify(call, request, context)
             await context.send_initial_metadata(((REQUEST_ID, call.request_id),))
@@ -118,35 +92,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             call.outcome = _outcome_of_leaving(context)
             raise asyncio.CancelledError from error
         except Exception as error:  # noqa: BLE001 - nothing but the table's messages may reach a caller
-            await self._refuse(call, error, context)
+            await context.abort_with_status(rpc_status.to_status(errors.status_of(self._accounts.refused(call, error))))
         finally:
-            self._end(call)
-
-    async def _refuse(self, call: Call, error: Exception, context: Context) -> None:
-        told = errors.as_ottserve_error(error, call.request_id)
-        call.outcome = errors.TABLE[type(told)].label
-        if isinstance(told, api.Internal):
-            self._metrics.failed(told.reason)
-            log.error("internal error", request_id=call.request_id, reason=told.reason, exc_info=error)
-        await context.abort_with_status(rpc_status.to_status(errors.status_of(told)))
-
-    def _end(self, call: Call) -> None:
-        duration_s = self._now() - call.started_at
-        self._metrics.finished(call.method, call.outcome, duration_s)
-        facts: dict[str, object] = {}
-        if call.finish is not None:
-            usage = call.finish.usage
-            facts["finish_reason"] = pb.FinishReason.Name(call.finish.reason).removeprefix("FINISH_REASON_").lower()
-            facts["num_prompt_tokens"] = usage.num_prompt_tokens
-            facts["num_completion_tokens"] = usage.num_completion_tokens
-        log.info(
-            "request",
-            method=call.method,
-            request_id=call.request_id,
-            outcome=call.outcome,
-            duration_s=round(duration_s, 6),
-            **facts,
-        )
+            self._accounts.end(call)
 
 
 def _outcome_of_leaving(context: Context) -> str:
@@ -154,6 +102,18 @@ def _outcome_of_leaving(context: Context) -> str:
     remaining_s = context.time_remaining()
     is_late = remaining_s is not None and remaining_s <= 0
     return errors.TABLE[api.DeadlineExceeded].label if is_late else errors.CANCELLED
+
+
+def _note_finish(call: Call, message: Message) -> None:
+    """Takes note of how a generation ended."""
+    if isinstance(message, pb.GenerateStreamResponse) and message.HasField("finish"):
+        finish = message.finish
+    elif isinstance(message, pb.GenerateResponse):
+        finish = message.samples[0].finish
+    else:
+        return
+    reason = pb.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_").lower()
+    call.finished(reason, finish.usage.num_prompt_tokens, finish.usage.num_completion_tokens)
 
 
 def _identify(call: Call, request: Message, context: Context) -> None:

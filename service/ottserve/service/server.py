@@ -13,8 +13,10 @@ import structlog
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from ottserve.service.accounts import Accounts
 from ottserve.service.admission import Admission
 from ottserve.service.exposition import Exposition
+from ottserve.service.generation import Generations
 from ottserve.service.health import HealthServicer
 from ottserve.service.interceptors import CallInterceptor
 from ottserve.service.metrics import SERVICE, GatewayMetrics
@@ -22,6 +24,7 @@ from ottserve.service.readiness import Phase, Readiness
 from ottserve.service.replicas import ReplicaClient
 from ottserve.service.servicer import GenerationServicer
 from ottserve.service.settings import GatewaySettings
+from ottserve.service.tls import server_credentials
 from ottserve.v1 import generation_pb2_grpc
 
 log = structlog.get_logger(__name__)
@@ -32,32 +35,55 @@ class GatewayServer:
 
     Attributes:
         metrics: what it counts.
-        port, metrics_port: where it listens, known once it has started.
+        port, health_port, metrics_port: where it listens, known once it has started; None for a port it has not.
     """
 
     def __init__(self, settings: GatewaySettings, replicas: ReplicaClient) -> None:
         self.metrics = GatewayMetrics()
         self.port = settings.port
+        self.health_port = settings.tls.health_port
         self.metrics_port = settings.metrics.port
         self._settings = settings
         self._readiness = Readiness(replicas, settings)
-        self._admission = Admission(settings.admission)
+        accounts = Accounts(self.metrics)
+        admission = Admission(settings.admission)
+        generations = Generations(settings, replicas, self._readiness, admission, self.metrics)
         self._exposition = Exposition(settings.metrics, self.metrics.registry, replicas)
-        self._server = grpc.aio.server(interceptors=[CallInterceptor(self.metrics)], options=_options(settings))
-        servicer = GenerationServicer(settings, replicas, self._readiness, self._admission, self.metrics)
+        self._server = grpc.aio.server(interceptors=[CallInterceptor(accounts)], options=_options(settings))
+        servicer = GenerationServicer(settings, replicas, self._readiness, generations)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(self._readiness), self._server)
+        checks = HealthServicer(self._readiness)
+        health_pb2_grpc.add_HealthServicer_to_server(checks, self._server)
+        self._plain_health = grpc.aio.server()
+        health_pb2_grpc.add_HealthServicer_to_server(checks, self._plain_health)
         if settings.reflection:
             names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
 
     async def start(self) -> None:
-        """Listens, alive at once and ready when a replica is. Raises RuntimeError or OSError if a port is taken."""
-        self.port = self._server.add_insecure_port(f"{self._settings.host}:{self._settings.port}")
+        """Listens, alive at once and ready when a replica is.
+
+        Raises:
+            RuntimeError, OSError: a port is taken, or a certificate can't be read.
+            ValueError: a certificate and its key can't be used.
+        """
+        self.port = self._listen()
         self.metrics_port = await self._exposition.start()
         await self._server.start()
+        await self._plain_health.start()
         self._following = asyncio.create_task(self._readiness.follow())
         log.info("gateway listens", host=self._settings.host, port=self.port, metrics_port=self.metrics_port)
+
+    def _listen(self) -> int:
+        """Opens the ports of gRPC; that of the service."""
+        settings, tls = self._settings, self._settings.tls
+        credentials = server_credentials(tls)
+        if tls.health_port is not None:
+            self.health_port = self._plain_health.add_insecure_port(f"{settings.host}:{tls.health_port}")
+        address = f"{settings.host}:{settings.port}"
+        if credentials is None:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, credentials)
 
     @property
     def phase(self) -> Phase:
@@ -87,6 +113,7 @@ class GatewayServer:
     async def close(self) -> None:
         """Ends everything now. Running calls are cancelled."""
         await self._server.stop(None)
+        await self._plain_health.stop(None)
         self._following.cancel()
         await self._exposition.stop()
         self._readiness.close()

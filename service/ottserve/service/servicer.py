@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import grpc
 
 from ottserve.service import encode, validate
-from ottserve.service.admission import Admission
-from ottserve.service.metrics import GatewayMetrics
+from ottserve.service.generation import Generations
 from ottserve.service.not_served import refuse_not_served
 from ottserve.service.readiness import Readiness
 from ottserve.service.replicas import ReplicaClient
-from ottserve.service.router import Router
 from ottserve.service.settings import GatewaySettings
 from ottserve.v1 import generation_pb2 as pb
 from ottserve.v1 import generation_pb2_grpc as pb_grpc
-from ottserve.workers.api import TextChunk
 
 # ruff: noqa: N802 - gRPC names the methods
 
@@ -31,22 +27,17 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         settings: GatewaySettings,
         replicas: ReplicaClient,
         readiness: Readiness,
-        admission: Admission,
-        metrics: GatewayMetrics,
-        now: Callable[[], float] = time.time,
+        generations: Generations,
     ) -> None:
         self._settings = settings
         self._replicas = replicas
         self._readiness = readiness
-        self._admission = admission
-        self._metrics = metrics
-        self._router = Router(replicas)
-        self._now = now
+        self._generations = generations
 
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
     ) -> pb.GenerateResponse:
-        async with aclosing(self._chunks(request, context.time_remaining())) as chunks:
+        async with aclosing(self._generations.chunks(request, context.time_remaining())) as chunks:
             return encode.whole_answer(request.request_id, [chunk async for chunk in chunks])
 
     async def GenerateStream(
@@ -54,7 +45,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         request: pb.GenerateRequest,
         context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateStreamResponse],
     ) -> AsyncGenerator[pb.GenerateStreamResponse, None]:
-        async with aclosing(self._chunks(request, context.time_remaining())) as chunks:
+        async with aclosing(self._generations.chunks(request, context.time_remaining())) as chunks:
             async for chunk in chunks:
                 for message in encode.stream_messages(chunk):
                     yield message
@@ -86,14 +77,3 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     async def FlushCache(self, request: pb.FlushCacheRequest, context: object) -> pb.FlushCacheResponse:
         refuse_not_served(request)
         return pb.FlushCacheResponse(num_pages_dropped=await self._replicas.flush_cache())
-
-    async def _chunks(self, request: pb.GenerateRequest, remaining_s: float | None) -> AsyncGenerator[TextChunk, None]:
-        arrival = validate.arrival(self._now(), remaining_s)
-        served = self._readiness.require()
-        with self._admission.admit(request.request_id) as permit:
-            task = await validate.generation_task(request, served, self._settings.default_max_new_tokens, arrival)
-            permit.claim(task)
-            chunks = self._metrics.measured(self._router.stream(task), arrival.received_at)
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    yield chunk

@@ -1,0 +1,57 @@
+"""One generation, from its message to its chunks: the path that every surface of the gateway shares.
+
+Knows not how the message came nor how the answer travels.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from ottserve.service import validate
+from ottserve.service.admission import Admission
+from ottserve.service.metrics import GatewayMetrics
+from ottserve.service.readiness import Readiness
+from ottserve.service.replicas import ReplicaClient
+from ottserve.service.router import Router
+from ottserve.service.settings import GatewaySettings
+from ottserve.v1 import generation_pb2 as pb
+from ottserve.workers.api import TextChunk
+
+
+class Generations:
+    """Validates, admits, routes and measures. Everything it raises is an `OttserveError`."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        replicas: ReplicaClient,
+        readiness: Readiness,
+        admission: Admission,
+        metrics: GatewayMetrics,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._readiness = readiness
+        self._admission = admission
+        self._metrics = metrics
+        self._router = Router(replicas)
+        self._now = now
+
+    async def chunks(self, request: pb.GenerateRequest, remaining_s: float | None) -> AsyncGenerator[TextChunk, None]:
+        """What the replicas make of a request. Closing it ends the work and gives back its room.
+
+        Args:
+            request: its `request_id` is set.
+            remaining_s: how long the caller waits; None for ever.
+        """
+        arrival = validate.arrival(self._now(), remaining_s)
+        served = self._readiness.require()
+        with self._admission.admit(request.request_id) as permit:
+            task = await validate.generation_task(request, served, self._settings.default_max_new_tokens, arrival)
+            permit.claim(task)
+            chunks = self._metrics.measured(self._router.stream(task), arrival.received_at)
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
