@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,60 +11,14 @@ from typing import Any
 import helm_python
 import jsonschema
 import pytest
-import yaml
 from kubernetes_validate.utils import schema_contents
 from referencing import Registry, Resource
+from tests.helm.rendered import Object, Rendered
+from tests.helm.values import HELM, Values, merged
 
-CHART = Path(__file__).parents[2] / "helm" / "ottserve"
+CHART = HELM / "ottserve"
 RAYSERVICE_SCHEMA = Path(__file__).parents[3] / "shared" / "schemas" / "rayservice-v1.openapi.json"
 KUBERNETES = "1.31.0"
-
-Values = dict[str, Any]
-Object = dict[str, Any]
-
-
-def merged(*parts: Values) -> Values:
-    """Values laid over one another, the last one on top."""
-    whole: Values = {}
-    for part in parts:
-        for name, value in part.items():
-            old = whole.get(name)
-            whole[name] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return whole
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """What one set of values gives."""
-
-    objects: list[Object]
-    notes: str
-
-    def one(self, kind: str, suffix: str = "") -> Object:
-        """The only object of a kind; where there are more, `suffix` tells them apart."""
-        named = [item for item in self.of(kind) if item["metadata"]["name"].endswith(("-dashboard", "-headless"))]
-        found = [item for item in self.of(kind) if item not in named]
-        if suffix:
-            found = [item for item in named if item["metadata"]["name"].endswith(suffix)]
-        assert len(found) == 1, f"{kind} {suffix}: {[item['metadata']['name'] for item in found]}"
-        return found[0]
-
-    def of(self, kind: str) -> list[Object]:
-        """All objects of a kind."""
-        return [item for item in self.objects if item["kind"] == kind]
-
-    def pods(self) -> dict[str, Object]:
-        """Pod specs of the service by component."""
-        templates = [item["spec"]["template"] for item in self.of("Deployment")]
-        for service in self.of("RayService"):
-            cluster = service["spec"]["rayClusterConfig"]
-            templates += [group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
-        return {t["metadata"]["labels"]["app.kubernetes.io/component"]: t["spec"] for t in templates}
-
-    def settings(self) -> Values:
-        """The settings file."""
-        found: Values = yaml.safe_load(self.one("ConfigMap")["data"]["settings.yaml"])
-        return found
 
 
 @pytest.fixture(scope="session")
@@ -86,10 +39,7 @@ def render(chart: helm_python.Chart) -> Callable[..., Rendered]:
     def rendered(*parts: Values) -> Rendered:
         values = merged(*parts)
         chart.validate_schema(values)
-        files = chart.render(values, name="demo", namespace="llm")
-        notes = files.pop("ottserve/templates/NOTES.txt")
-        documents = [item for text in files.values() for item in yaml.load_all(text, yaml.CSafeLoader) if item]
-        return Rendered(documents, notes)
+        return Rendered.of_files(chart.render(values, name="demo", namespace="llm"))
 
     return rendered
 

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import helm_python
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.helm.rendered import Object, Rendered
+from tests.helm.values import HELM, VALUES, Values, at, leaves, merged, nested
 
-Values = dict[str, Any]
-Object = dict[str, Any]
 Render = Callable[..., Any]
 Problems = Callable[[Object], list[str]]
 Check = Callable[[Any], None]
 
 CUSTOM = ("RayService", "PodMonitor", "PrometheusRule")
 SECONDS = st.floats(0, 1e5)
-SWITCHES = ("podMonitor", "alerts", "dashboard", "networkPolicy", "podDisruptionBudget", "serviceAccount", "test")
+SWITCHES = [path for path in leaves(VALUES) if isinstance(at(VALUES, path), bool)]
+# The template that a switch alone decides about, and those that a mode has no use for.
+MAKES = {
+    "podMonitor.enabled": "podmonitor",
+    "alerts.enabled": "prometheusrule",
+    "dashboard.enabled": "dashboard",
+    "networkPolicy.enabled": "networkpolicy",
+    "podDisruptionBudget.enabled": "poddisruptionbudget",
+    "serviceAccount.create": "serviceaccount",
+    "test.enabled": "generate",
+}
+NOT_MADE: dict[str, set[str]] = {"rayservice": set(), "pod": {"poddisruptionbudget"}}
 GPU: Values = {"replica": {"gpus": 1}, "settings": {"model": {"device": "cuda"}}}
 FULL: Values = {
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -74,17 +86,37 @@ def test_modes(render: Render, check: Check, mode: str, hardware: Values, extra:
     check(render({"mode": mode}, hardware, extra))
 
 
+def test_the_schema_has_no_other_switch() -> None:
+    """Of the settings the program decides what a switch means."""
+    chart = yaml.safe_load((HELM / "schema" / "chart.yaml").read_text())
+    assert sorted(booleans(chart["properties"])) == sorted(SWITCHES)
+
+
+def booleans(properties: Object, prefix: str = "") -> Iterator[str]:
+    for name, schema in properties.items():
+        if schema.get("type") == "boolean":
+            yield prefix + name
+        yield from booleans(schema.get("properties", {}), f"{prefix}{name}.")
+
+
 @pytest.mark.parametrize("mode", ["rayservice", "pod"])
-def test_every_combination_of_switches(render: Render, mode: str) -> None:
+def test_every_combination_of_switches(
+    chart: helm_python.Chart, check: Check, rayservice_problems: Problems, mode: str
+) -> None:
+    """Each combination renders what it says, and each document that any of them renders is valid."""
+    documents: dict[str, str] = {}
     for choice in itertools.product((False, True), repeat=len(SWITCHES)):
-        switches = {name: {"create" if name == "serviceAccount" else "enabled": on}
-                    for name, on in zip(SWITCHES, choice, strict=True)}  # fmt: skip
-        kinds = {item["kind"] for item in render({"mode": mode}, switches).objects}
-        chosen = dict(zip(SWITCHES, choice, strict=True))
-        assert ("PodMonitor" in kinds) == chosen["podMonitor"]
-        assert ("NetworkPolicy" in kinds) == chosen["networkPolicy"]
-        assert ("ServiceAccount" in kinds) == chosen["serviceAccount"]
-        assert ("PodDisruptionBudget" in kinds) == (chosen["podDisruptionBudget"] and mode == "rayservice")
+        values = merged({"mode": mode}, *map(nested, SWITCHES, choice))
+        chart.validate_schema(values)
+        files = chart.render(values, name="demo", namespace="llm")
+        texts = {text: name for name, text in files.items() if text.strip() and name.endswith(".yaml")}
+        switched_on = {MAKES[path] for path, on in zip(SWITCHES, choice, strict=True) if on and path in MAKES}
+        assert {Path(name).stem for name in texts.values()} & set(MAKES.values()) == switched_on - NOT_MADE[mode]
+        documents |= texts
+    for text, name in documents.items():
+        rendered = Rendered.of_files({name: text})
+        check(rendered)
+        assert [problem for service in rendered.of("RayService") for problem in rayservice_problems(service)] == []
 
 
 @pytest.mark.parametrize("extra", [{}, FULL], ids=["defaults", "full"])
