@@ -18,6 +18,7 @@ from ottserve.workers.api import (
 )
 from ottserve.workers.core.ledger import Ledger
 from ottserve.workers.core.plan import SampleKey, StepPlan
+from ottserve.workers.core.queue import WaitReason
 from ottserve.workers.core.scheduler import Scheduler
 
 EOS, OTHER = 0, 7
@@ -73,6 +74,7 @@ def test_the_oldest_is_never_overtaken(make_scheduler: MakeScheduler, task: Make
     scheduler.add(task("large", 18, 1))
     scheduler.add(task("small", 2, 1))
     assert step(scheduler) == [("first", 1)]
+    assert scheduler.waiting == {WaitReason.PAGES: 1, WaitReason.QUEUE: 1}
     scheduler.abort("first")
     assert step(scheduler) == [("large", 18), ("small", 2)]
 
@@ -83,6 +85,7 @@ def test_slots_bound_what_runs(make_scheduler: MakeScheduler, task: MakeTask) ->
         scheduler.add(task(name, 2, 2))
     assert step(scheduler) == [("a", 2), ("b", 2), ("c", 2)]
     assert (scheduler.num_running, scheduler.num_waiting, scheduler.num_waiting_tokens) == (3, 1, 2)
+    assert scheduler.waiting == {WaitReason.SLOTS: 1}
     step(scheduler)
     assert step(scheduler) == [("d", 2)]
 

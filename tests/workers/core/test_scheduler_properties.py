@@ -31,6 +31,7 @@ from ottserve.workers.core.moves import (
 )
 from ottserve.workers.core.plan import SampleKey, SequenceStep, StepPlan
 from ottserve.workers.core.prefix import PrefixCache
+from ottserve.workers.core.queue import WaitReason
 from ottserve.workers.core.scheduler import Scheduler
 from ottserve.workers.core.sequence import Sequence
 
@@ -201,6 +202,7 @@ class Requests(RuleBasedStateMachine):
         assert self.scheduler.plan() == self.twin.plan() == plan
         self.check_order(*before)
         self.check_plan(plan)
+        self.check_hold(plan)
         self.carry_out()
         self.store.run(plan)
         self.twin_store.run(plan)
@@ -266,6 +268,22 @@ class Requests(RuleBasedStateMachine):
         if self.aligned:
             seal = SPEC.seal_point(part.num_sealed)
             assert end == seal or (end < seal and part.samples)
+
+    @invariant()
+    def reasons_hold(self) -> None:
+        """Each that waits has one reason; the first waits for a prefix only beside somebody who is computing it."""
+        waiting = self.scheduler.waiting
+        assert sum(waiting.values()) == self.scheduler.num_waiting
+        assert sum(count for reason, count in waiting.items() if reason is not WaitReason.QUEUE) <= 1
+
+    def check_hold(self, plan: StepPlan) -> None:
+        if not self.scheduler.waiting.get(WaitReason.PREFIX):
+            return
+        first = next(iter(self.scheduler._waiting))
+        beginning = first.token_ids[: SPEC.group]
+        leaders = [s for s in self.scheduler._running.values() if s.token_ids[: SPEC.group] == beginning]
+        assert any(not s.is_decoding and s.task.cache_salt == first.task.cache_salt for s in leaders)
+        assert plan.chunks
 
     @invariant()
     def books_balance(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from ottserve.workers.core.moves import (
     TakeSnapshot,
 )
 from ottserve.workers.core.plan import SampleKey, StepPlan
+from ottserve.workers.core.queue import WaitReason
 from ottserve.workers.core.scheduler import Scheduler
 from ottserve.workers.core.sequence import sample_seed
 
@@ -193,6 +195,50 @@ def test_one_long_prefix_shared_by_32_in_a_pool_that_holds_it_once(
     assert sum(sequence.num_cached_tokens == 24 for sequence in sequences) == 31
     assert num_steps < 32 * 4
     ledger.check()
+
+
+def test_of_equal_cold_prompts_one_is_computed_and_the_others_wait_for_it(
+    make_scheduler: MakeScheduler, task: MakeTask
+) -> None:
+    """All three would fit in the first step; one after it they need the last two tokens each."""
+    scheduler = make_scheduler(max_tokens_per_step=64)
+    for name in "abc":
+        scheduler.add(task(name, 14, 3, salt=""))
+    assert step(scheduler) == [("a", 14)]
+    assert scheduler.waiting == {WaitReason.PREFIX: 1, WaitReason.QUEUE: 1}
+    assert step(scheduler) == [("a", 1), ("b", 2), ("c", 2)]
+
+
+@pytest.mark.parametrize(
+    ("leader", "newcomer", "held"),
+    [
+        pytest.param({"num_prompt": 14}, {"num_prompt": 9}, True, id="two of its pages"),
+        pytest.param({"num_prompt": 14}, {"num_prompt": 8}, False, id="one page for fourteen tokens"),
+        pytest.param({"num_prompt": 8}, {"num_prompt": 8}, True, id="one page for eight tokens"),
+        pytest.param({"num_prompt": 14}, {"num_prompt": 4}, False, id="no page: the last token is computed"),
+        pytest.param({"num_prompt": 5}, {"num_prompt": 14}, False, id="no page: the leader seals none"),
+        pytest.param({"num_prompt": 14}, {"num_prompt": 14, "salt": "other"}, False, id="another salt"),
+    ],
+)
+def test_one_waits_for_a_prefix_only_if_that_spares_it_enough(
+    make_scheduler: MakeScheduler, task: MakeTask, leader: dict[str, Any], newcomer: dict[str, Any], held: bool
+) -> None:
+    scheduler = make_scheduler(max_tokens_per_step=64)
+    scheduler.add(task("leader", **{"salt": "", **leader}))
+    scheduler.add(task("newcomer", **{"salt": "", **newcomer}))
+    assert [name for name, _ in step(scheduler)] == ["leader"] + ["newcomer"] * (not held)
+
+
+def test_who_waited_for_a_prefix_computes_it_when_the_other_is_gone(
+    make_scheduler: MakeScheduler, task: MakeTask
+) -> None:
+    scheduler = make_scheduler(max_tokens_per_step=8)
+    scheduler.add(task("a", 14, 3, salt=""))
+    scheduler.add(task("b", 14, 3, salt=""))
+    assert step(scheduler) == [("a", 8)]
+    scheduler.abort("a")
+    assert step(scheduler) == [("b", 8)]
+    assert step(scheduler) == [("b", 6)]
 
 
 def test_samples_share_the_prompt_and_end_each_for_itself(

@@ -21,12 +21,17 @@ from ottserve.workers.core.moves import (
 )
 from ottserve.workers.core.plan import SampleKey
 from ottserve.workers.core.prefix import MISS, Hit, PrefixCache
+from ottserve.workers.core.queue import WaitReason
 from ottserve.workers.core.sequence import Sequence
 
 PAGES_AHEAD = 1
 """Pages that must be left, free or cached, for each running sequence when one more is placed, the new one included (or
 as many as its answer can still fill, if fewer). A sequence fills a page in G steps, so nobody need be preempted in the
 G steps that follow."""
+
+PATIENCE = 2
+"""A newcomer waits until the same beginning has been computed for another, if that one's prompt has at most so many
+times as many tokens left as the newcomer is spared. Prompts are computed in order of admission, so it loses little."""
 
 
 class Placement:
@@ -43,8 +48,8 @@ class Placement:
         moves, self._moves = tuple(self._moves), []
         return moves
 
-    def place(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
-        """Give a sequence slots, and pages for all tokens that it has; whether there was room.
+    def place(self, sequence: Sequence, running: Collection[Sequence]) -> WaitReason | None:
+        """Give a sequence slots, and pages for all tokens that it has; or say what it has to wait for.
 
         It takes from the prefix cache what it can, or comes back from host memory.
 
@@ -53,15 +58,19 @@ class Placement:
         """
         reserve = self._reserve(sequence, running)
         hit = self._hit(sequence)
+        if any(self._is_worth_waiting(sequence, hit, leader) for leader in running):
+            return WaitReason.PREFIX
         num_pages = max(hit.num_pages, sequence.pages_at(len(sequence.token_ids), self._spec))
         num_new = num_pages - hit.num_pages
-        if not self._has_room(hit.page_ids, num_new + reserve, sequence.num_samples):
-            return False
+        if not self._ledger.can_lease(0, sequence.num_samples):
+            return WaitReason.SLOTS
+        if not self._has_room(hit.page_ids, num_new + reserve):
+            return WaitReason.PAGES
         self._ledger.lease(sequence.key, 0, sequence.num_samples, shared=hit.page_ids)
         self._prefix.make_room(num_new)
         sequence.lease = self._ledger.extend(sequence.key, num_new)
         self._fill(sequence, hit)
-        return True
+        return None
 
     def grow(self, sequence: Sequence) -> bool:
         """Give a running sequence the pages for its next token; whether there was room."""
@@ -69,7 +78,7 @@ class Placement:
         missing = sequence.pages_at(len(sequence.token_ids), self._spec) - len(lease.page_ids)
         if missing <= 0:
             return True
-        if not self._has_room((), missing, 0):
+        if not self._has_room((), missing):
             return False
         self._prefix.make_room(missing)
         sequence.lease = self._ledger.extend(sequence.key, missing)
@@ -120,9 +129,22 @@ class Placement:
             return Hit(tuple(left), None)
         if sequence.task.prompt_logprobs is not None:
             return MISS
-        # The last token is always computed, since nothing else gives its logits.
-        most = (sequence.num_prompt - 1) // self._spec.group
-        return self._prefix.find(sequence.task.prompt_ids, sequence.task.cache_salt, most)
+        return self._prefix.find(sequence.task.prompt_ids, sequence.task.cache_salt, self._most_reusable(sequence))
+
+    def _most_reusable(self, sequence: Sequence) -> int:
+        """Pages. The last token of a prompt is always computed, since nothing else gives its logits."""
+        return (sequence.num_prompt - 1) // self._spec.group
+
+    def _is_worth_waiting(self, newcomer: Sequence, hit: Hit, leader: Sequence) -> bool:
+        """Whether the pages of a prompt that is being computed will spare the newcomer more than `hit` does."""
+        if leader.is_decoding or newcomer.saved is not None or newcomer.task.prompt_logprobs is not None:
+            return False
+        if newcomer.task.cache_salt != leader.task.cache_salt:
+            return False
+        most = min(self._most_reusable(newcomer), leader.pages_at(leader.num_prompt, self._spec))
+        num_common = self._prefix.num_common(newcomer.task.prompt_ids, leader.task.prompt_ids, most)
+        num_spared = (num_common - hit.num_pages) * self._spec.group
+        return leader.num_pending <= PATIENCE * num_spared
 
     def _reserve(self, newcomer: Sequence, running: Collection[Sequence]) -> int:
         """Pages to be left once a newcomer is placed. Beside nobody it needs none: what can't fit was refused."""
@@ -132,11 +154,10 @@ class Placement:
         still = sequence.pages_at_end(self._spec) - sequence.pages_at(len(sequence.token_ids), self._spec)
         return sequence.num_samples * min(PAGES_AHEAD, still)
 
-    def _has_room(self, shared: tuple[int, ...], num_pages: int, num_slots: int) -> bool:
-        """Whether so many pages could be freed beside the shared ones, and so many slots are free."""
+    def _has_room(self, shared: tuple[int, ...], num_pages: int) -> bool:
+        """Whether so many pages are free, or could be freed, beside the shared ones."""
         pages = self._ledger.pages
-        unused = pages.free + pages.cached - sum(self._ledger.is_cached(page_id) for page_id in shared)
-        return num_pages <= unused and self._ledger.can_lease(0, num_slots)
+        return num_pages <= pages.free + pages.cached - sum(self._ledger.is_cached(page_id) for page_id in shared)
 
     def _fill(self, sequence: Sequence, hit: Hit) -> None:
         """Put into a new lease what the sequence begins with, or had."""

@@ -93,6 +93,15 @@ class PrefixCache:
                 hit = Hit(tuple(page_ids), page.snapshot)
         return hit
 
+    def num_common(self, tokens: SequenceOf[int], others: SequenceOf[int], max_pages: int) -> int:
+        """Leading pages, of `max_pages` at most, that two sequences of the same salt can share; 0 where it is off."""
+        if not self._enabled:
+            return 0
+        for index in range(max_pages):
+            if self._part(tokens, index) != self._part(others, index):
+                return index
+        return max_pages
+
     def insert(self, tokens: SequenceOf[int], salt: str, page_ids: tuple[int, ...]) -> Snapshot | None:
         """Keep the pages of a sequence, which must hold them now.
 

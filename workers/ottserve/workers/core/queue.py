@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 
 from ottserve.workers.api import QueueFull
 from ottserve.workers.core.limits import Limits
 from ottserve.workers.core.plan import SampleKey
 from ottserve.workers.core.sequence import Sequence
+
+
+class WaitReason(enum.Enum):
+    """What somebody waits for."""
+
+    FORM = "form"  # the form of its answer is being compiled
+    SLOTS = "slots"  # first in rank, but too few slots are free
+    PAGES = "pages"  # first in rank, but too few pages are free or cached
+    PREFIX = "prefix"  # first in rank, but the same beginning is being computed for another
+    QUEUE = "queue"  # others are before it, or the step is full
 
 
 class Queue:

@@ -14,6 +14,7 @@ The same calls at the same times give the same plans.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 
@@ -31,7 +32,7 @@ from ottserve.workers.core.moves import Move
 from ottserve.workers.core.placement import Placement
 from ottserve.workers.core.plan import SampleKey, SequenceStep, StepPlan
 from ottserve.workers.core.prefix import PrefixCache
-from ottserve.workers.core.queue import Queue
+from ottserve.workers.core.queue import Queue, WaitReason
 from ottserve.workers.core.sequence import Ending, Sequence
 
 
@@ -40,7 +41,8 @@ class Scheduler:
 
     Each step computes one token of every decoding sequence, then prompt chunks in order of admission with what is left
     of the budget, then lets in who waits. A long prompt is thus computed in chunks beside the others' decoding. The
-    first in the queue is never overtaken, however small the ones behind it, so none starves among equals.
+    first in the queue is never overtaken, however small the ones behind it, so none starves among equals. Of requests
+    that come together with the same beginning, one computes it and the others wait for that (`placement.PATIENCE`).
 
     A sequence is let in with pages for its prompt only. When one that runs needs a page and neither a free nor a cached
     one is left, the lowest in rank is preempted: it moves to host memory, waits by its rank, and goes on later where it
@@ -79,6 +81,7 @@ class Scheduler:
         self._running: dict[SampleKey, Sequence] = {}
         self._samples: dict[str, set[SampleKey]] = {}
         self._plan: StepPlan | None = None
+        self._first_waits_for = WaitReason.QUEUE
         self._num_arrived = 0
         self.num_preemptions = 0
         self.num_cached_tokens = 0
@@ -97,6 +100,14 @@ class Scheduler:
     def num_waiting_tokens(self) -> int:
         """Tokens of those that wait which are known and not computed."""
         return self._waiting.num_tokens
+
+    @property
+    def waiting(self) -> dict[WaitReason, int]:
+        """Those that wait by reason, as of the last plan. Who is not the first in rank waits for those before it."""
+        num_waiting = self.num_waiting
+        if not num_waiting:
+            return {}
+        return Counter({WaitReason.QUEUE: num_waiting - 1}) + Counter([self._first_waits_for])
 
     @property
     def num_pages_evicted(self) -> int:
@@ -234,8 +245,12 @@ class Scheduler:
         decodes = [s.next_step(1, self._spec) for s in self._running.values() if s.is_decoding]
         chunks: list[SequenceStep] = []
         budget = self._limits.max_tokens_per_step - len(decodes)
+        self._first_waits_for = WaitReason.QUEUE
         for sequence in self._prompts_and_waiting():
-            if self._chunk_length(sequence, budget) == 0 or not self._admit(sequence):
+            if self._chunk_length(sequence, budget) == 0:
+                break
+            if (reason := self._admit(sequence)) is not None:
+                self._first_waits_for = reason
                 break
             num_tokens = self._chunk_length(sequence, budget)  # less than before if a cached prefix was found
             kind = decodes if sequence.is_decoding else chunks
@@ -256,18 +271,19 @@ class Scheduler:
         wanted = min(sequence.num_pending, self._spec.seal_point(num_sealed) - sequence.num_stored)
         return wanted if wanted <= budget else 0
 
-    def _admit(self, sequence: Sequence) -> bool:
-        """Let a waiting sequence in, or back in; whether it runs now."""
+    def _admit(self, sequence: Sequence) -> WaitReason | None:
+        """Let a waiting sequence in, or back in, or say what it has to wait for."""
         if sequence.lease is not None:
-            return True
-        if not self._placement.place(sequence, self._running.values()):
-            return False
+            return None
+        reason = self._placement.place(sequence, self._running.values())
+        if reason is not None:
+            return reason
         if sequence.admitted_at is None:
             sequence.admitted_at = self._now()
             self.num_cached_tokens += sequence.num_cached_tokens
         self._waiting.take(sequence.key)
         self._running[sequence.key] = sequence
-        return True
+        return None
 
     def _grow_decoding(self) -> None:
         """See that each decoding sequence has a page to seal into, the highest in rank first."""
