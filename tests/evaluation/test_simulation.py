@@ -32,6 +32,13 @@ def coarse(x: Tensor, bits: int, dim: int) -> Tensor:
     return ((x - zero) / scale).round().clamp(0, 2**bits - 1) * scale + zero
 
 
+def turn(x: Tensor) -> Tensor:
+    """`x [..., D]` times the Hadamard matrix whose sign at (i, j) is the parity of the bits that i and j share."""
+    D = x.shape[-1]
+    signs = [[(-1) ** (i & j).bit_count() for j in range(D)] for i in range(D)]
+    return x @ torch.tensor(signs, dtype=x.dtype) / D**0.5
+
+
 def winners(scores: list[float], first: int, pool: list[tuple[float, int]], size: int) -> list[tuple[float, int]]:
     """The pool once a group that begins at position `first` has competed for its places."""
     return sorted([*pool, *((score, first + index) for index, score in enumerate(scores))])[:size]
@@ -73,7 +80,7 @@ def attend(
     **_unused: object,
 ) -> tuple[Tensor, None]:
     """`query [1, H, T, D]`, `key, value [1, J, T, D]` → `[1, T, H, D]`."""
-    fresh_k, fresh_v = key[0], value[0]
+    fresh_k, fresh_v = key[0], turn(value[0]) if spec.rotate_values else value[0]
     exact_k, exact_v = fresh_k.half().float(), fresh_v.half().float()
     pool_size = spec.pool_size(module.layer_idx)
     heads = [sealed(k, v, spec, pool_size) for k, v in zip(exact_k, exact_v, strict=True)]
@@ -87,7 +94,7 @@ def attend(
     scores = sum(mask * (query[0] @ k.repeat_interleave(num_shared, 0).mT) for mask, k, _ in kinds) * scaling
     weights = scores.masked_fill(positions > positions[:, None], -torch.inf).softmax(-1)
     out = sum((weights * mask) @ v.repeat_interleave(num_shared, 0) for mask, _, v in kinds)
-    return out.transpose(0, 1)[None], None
+    return (turn(out) if spec.rotate_values else out).transpose(0, 1)[None], None
 
 
 def simulate(model: LoadedModel, spec: KVSpec, token_ids: tuple[int, ...]) -> Tensor:
@@ -120,6 +127,7 @@ def kl(expected: Tensor, found: Tensor) -> Tensor:
         f"ott:{SMALL_PAGES},plain_layers=",
         f"ott:{SMALL_PAGES},plain_layers=,evicted=3",
         f"ott:{SMALL_PAGES},k_bits=4,v_bits=1",
+        f"ott:{SMALL_PAGES},rotate_values=true",
     ],
 )
 def test_stores_and_simulation_agree(tiny_model: LoadedModel, token_ids: tuple[int, ...], name: str) -> None:
@@ -131,7 +139,8 @@ def test_stores_and_simulation_agree(tiny_model: LoadedModel, token_ids: tuple[i
 
 def test_policies_are_told_apart(tiny_model: LoadedModel, token_ids: tuple[int, ...]) -> None:
     """What agreement is worth: each policy is far from the simulation of any other."""
-    names = (f"fp16:{SMALL_PAGES}", f"kivi:{SMALL_PAGES}", f"ott:{SMALL_PAGES}", f"ott:{SMALL_PAGES},keep=largest")
+    variants = ("fp16", "kivi", "ott", "ott:keep=largest", "ott:rotate_values=true")
+    names = [f"{name}{',' if ':' in name else ':'}{SMALL_PAGES}" for name in variants]
     served = [serve(tiny_model, name, token_ids) for name in names]
     for index, (_, spec) in enumerate(served):
         simulated = simulate(tiny_model, spec, token_ids)

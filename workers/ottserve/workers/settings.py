@@ -49,6 +49,9 @@ class CacheSettings(Section):
     keep: Literal["smallest", "largest"] = Field("smallest", description="Which key norms are the outliers.")
     k_subgroups: int = Field(1, ge=1, description="Parts of a group with a key scale of their own.")
     fit_rounds: int = Field(0, ge=0, le=32, description="Least-squares rounds of the quantiser; 0 is min/max.")
+    rotate_values: bool = Field(
+        False, description="Spread large channels of values by a rotation folded into the weights."
+    )
     memory_bytes: int | None = Field(None, ge=1, description="Memory of pages and slots; default: see docs.")
     num_pages: int | None = Field(None, ge=2, description="Pages, instead of what memory_bytes gives.")
     prefix_cache: bool = Field(True, description="Keep sealed pages, so that equal beginnings are computed once.")

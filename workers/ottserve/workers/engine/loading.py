@@ -43,6 +43,8 @@ def make_engine(settings: EngineSettings, model: LoadedModel, progress: Progress
     Raises:
         ValueError: as `load_engine`, but for the model.
     """
+    if settings.cache.rotate_values:
+        model = model.with_rotated_values()
     store = make_store(settings, model)
     spec = store.spec
     progress(

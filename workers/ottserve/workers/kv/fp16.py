@@ -21,4 +21,5 @@ def fp16(cache: CacheSettings, shape: ModelShape) -> KVSpec:
         pool=0,
         evicted=0,
         plain_layers=(),
+        rotate_values=cache.rotate_values,
     )

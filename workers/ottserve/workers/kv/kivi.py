@@ -23,4 +23,5 @@ def kivi(cache: CacheSettings, shape: ModelShape) -> KVSpec:
         evicted=0,
         plain_layers=(),
         fit_rounds=cache.fit_rounds,
+        rotate_values=cache.rotate_values,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
@@ -14,6 +14,7 @@ from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.models.attention import IMPLEMENTATION, register
 from ottserve.workers.models.columns import store_wide_by_column
 from ottserve.workers.models.norms import fuse_norms
+from ottserve.workers.models.rotation import rotate_values
 from ottserve.workers.models.source import TOY_MODEL, ModelSource, find_source
 from ottserve.workers.models.support import model_shape, refuse_unsupported
 from ottserve.workers.models.toy import toy_model, toy_tokenizer
@@ -32,6 +33,14 @@ class LoadedModel:
     tokenizer: TokenizerFiles
     device: torch.device
     dtype: torch.dtype
+
+    def with_rotated_values(self) -> LoadedModel:
+        """The same model with the setting `cache.rotate_values` folded into its weights.
+
+        Raises:
+            ValueError: as `rotate_values` does.
+        """
+        return replace(self, module=rotate_values(self.module, self.shape))
 
 
 def load_model(settings: ModelSettings, progress: Progress) -> LoadedModel:
