@@ -16,6 +16,9 @@ from ottserve.service.settings import GatewaySettings, Section
         ({"port": 65536}, "port"),
         ({"drain": {"grace_s": float("inf")}}, "grace_s"),
         ({"port": 9000, "metrics": {"port": 9000}}, "port=9000, metrics.port=9000"),
+        ({"tls": {"certificate": "a.crt"}}, "certificate=a.crt, key=None"),
+        ({"tls": {"client_ca": "a.crt"}}, "client_ca=a.crt"),
+        ({"tls": {"certificate": "a", "key": "b", "health_port": 50051}}, "port=50051, tls.health_port=50051"),
     ],
 )
 def test_bad_settings_are_refused_by_name(given: dict[str, Any], named: str) -> None:

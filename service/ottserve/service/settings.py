@@ -5,6 +5,7 @@ Unknown names are errors.
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -41,12 +42,42 @@ class KeepaliveSettings(Section):
     ping_timeout_s: float = Field(20.0, gt=0, description="A client that leaves a ping unanswered so long is gone.")
 
 
+class TlsSettings(Section):
+    """Encryption of the gRPC port. Files are PEM, and read anew when they have changed."""
+
+    certificate: str | None = Field(None, description="File of the certificate, its chain behind it; none: plain text.")
+    key: str | None = Field(None, description="File of the certificate's key, not encrypted.")
+    client_ca: str | None = Field(
+        None, description="File of certificates that sign callers' own; a caller without one is refused."
+    )
+    health_port: int | None = Field(
+        None, ge=0, le=65535, description="Port that answers health checks alone, in plain text, for probes."
+    )
+
+    @model_validator(mode="after")
+    def _contradictions(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError(f"certificate={self.certificate}, key={self.key}: TLS needs both")
+        if self.certificate is None and (self.client_ca is not None or self.health_port is not None):
+            raise ValueError(f"client_ca={self.client_ca}, health_port={self.health_port}: without a certificate")
+        return self
+
+
 class ReadinessSettings(Section):
     """How the gateway follows its replicas."""
 
     poll_interval_s: float = Field(1.0, gt=0, description="Replicas are asked for their load this often.")
     poll_timeout_s: float = Field(5.0, gt=0, description="A replica that does not answer in this time counts as none.")
     stall_s: float = Field(60.0, gt=0, description="Work pending and no step finished for this long: not ready.")
+
+
+class RoutingSettings(Section):
+    """How a replica is chosen for a request."""
+
+    max_imbalance: float = Field(
+        1.25, ge=1, description="Times the mean of requests that a replica may have to be preferred for its prefixes."
+    )
+    lost_after_s: float = Field(10.0, gt=0, description="A replica silent for so long is lost: its streams end.")
 
 
 class DrainSettings(Section):
@@ -69,17 +100,25 @@ class GatewaySettings(Section):
     host: str = Field("0.0.0.0", description="Address to listen on.")
     port: int = Field(50051, ge=0, le=65535, description="Port of the gRPC service; 0 takes a free one.")
     reflection: bool = Field(True, description="Whether server reflection tells the contract to callers.")
+    tokens_file: str | None = Field(
+        None,
+        description="YAML file of the bearer tokens that callers need, as `ottserve token` makes it; none: no token.",
+    )
     default_max_new_tokens: int = Field(1024, ge=1, description="Most tokens of an answer where a request says none.")
     tokenizer_threads: int = Field(2, ge=1, le=64, description="Threads that tokenise, beside the event loop.")
     admission: AdmissionSettings = AdmissionSettings()  # type: ignore[call-arg]
+    tls: TlsSettings = TlsSettings()  # type: ignore[call-arg]
     messages: MessageSettings = MessageSettings()  # type: ignore[call-arg]
     keepalive: KeepaliveSettings = KeepaliveSettings()  # type: ignore[call-arg]
     readiness: ReadinessSettings = ReadinessSettings()  # type: ignore[call-arg]
+    routing: RoutingSettings = RoutingSettings()  # type: ignore[call-arg]
     drain: DrainSettings = DrainSettings()  # type: ignore[call-arg]
     metrics: GatewayMetricsSettings = GatewayMetricsSettings()  # type: ignore[call-arg]
 
     @model_validator(mode="after")
     def _contradictions(self) -> Self:
-        if self.port and self.port == self.metrics.port:
-            raise ValueError(f"port={self.port}, metrics.port={self.metrics.port}: two servers need two ports")
+        ports = {"port": self.port, "metrics.port": self.metrics.port, "tls.health_port": self.tls.health_port}
+        for (name, port), (other_name, other) in combinations(ports.items(), 2):
+            if port and port == other:
+                raise ValueError(f"{name}={port}, {other_name}={other}: two servers need two ports")
         return self
