@@ -126,6 +126,13 @@ PREFIX_CACHE = Row(
             {"{{instance}}": rate("ottserve_pages_evicted_total", by="instance")},
             "To make room.",
         ),
+        Panel(
+            "Host memory",
+            Unit.BYTES,
+            {"{{kind}}": total("ottserve_host_memory_bytes", by="kind")},
+            "Outliers beside cached prefixes, and preempted requests.",
+            Kind.STACKED,
+        ),
     ),
 )
 
@@ -138,8 +145,8 @@ REPLICAS = Row(
         Panel(
             "Waiting",
             Unit.NUMBER,
-            {"{{instance}}": series("ottserve_waiting_requests")},
-            "Requests that wait for a slot or for pages: lasting, it asks for another replica.",
+            {"{{instance}}, {{reason}}": total("ottserve_waiting_requests", by="instance, reason")},
+            "By what for. Slots or pages, lasting, ask for another replica; queue is for those before.",
         ),
         Panel(
             "Waiting tokens",

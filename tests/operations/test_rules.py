@@ -49,7 +49,8 @@ def evicted(used: int, free: int, frozen: int) -> dict[str, str]:
 def work(running: int, waiting: int, last_step_at: str) -> dict[str, str]:
     return {
         f"ottserve_running_requests{{{REPLICA}}}": f"{running}x60",
-        f"ottserve_waiting_requests{{{REPLICA}}}": f"{waiting}x60",
+        f'ottserve_waiting_requests{{{REPLICA},reason="pages"}}': f"{waiting}x60",
+        f'ottserve_waiting_requests{{{REPLICA},reason="queue"}}': "0x60",
         f"ottserve_last_step_timestamp_seconds{{{REPLICA}}}": last_step_at,
     }
 

@@ -135,6 +135,22 @@ def test_flushing_drops_what_nobody_uses(
     assert cache.num_evicted == 0
 
 
+def test_a_snapshot_is_counted_once_and_as_long_as_one_of_its_pages_is_cached(
+    cache: PrefixCache, ledger: Ledger
+) -> None:
+    for name, tokens, num_bytes in (("a", TOKENS, 70), ("b", TOKENS[4:8], 8)):
+        snapshot = cache.insert(tokens, "", ledger.lease(name, len(tokens) // 4).page_ids)
+        assert snapshot is not None
+        snapshot.num_bytes = num_bytes
+    assert cache.snapshot_bytes == 78
+    ledger.release("b")
+    ledger.release("a")
+    cache.make_room(ledger.pages.free + 3)
+    assert (ledger.pages.cached, cache.snapshot_bytes) == (1, 70)
+    cache.flush()
+    assert cache.snapshot_bytes == 0
+
+
 def test_a_cache_that_is_off_keeps_nothing(ledger: Ledger, put: Callable[..., tuple[int, ...]]) -> None:
     cache = PrefixCache(ledger, 4, "ott", enabled=False)
     put(cache, "a")

@@ -93,6 +93,24 @@ def test_whoever_is_preempted_whenever_says_the_same(make_engine, make_task, run
     assert engine.counters.num_preemptions > 20
 
 
+def test_host_memory_is_told_as_it_comes_and_goes(make_engine, make_task):
+    """A preempted sequence takes its pages and its slot; a cached prefix its outliers, until it is flushed."""
+    engine = make_engine()
+    engine.add(make_task("a" * 100, max_new=5))
+    engine.step()
+    [running] = engine._scheduler._running.values()
+    engine._scheduler.preempt(running)
+    engine._computer.move(engine._scheduler.take_moves())
+    store = engine._store
+    assert engine.load_report().preempted_bytes == 2 * store.page_bytes + store.slot_bytes
+    while engine.has_work:
+        engine.step()
+    load = engine.load_report()
+    assert load.preempted_bytes == 0 < load.snapshot_bytes < store.slot_bytes
+    engine.flush_cache()
+    assert engine.load_report().snapshot_bytes == 0
+
+
 def test_the_higher_priority_is_answered_first(make_engine, make_task):
     engine = make_engine(max_running=1)
     for name, priority in (("low", -1), ("high", 5), ("next", 5)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,6 +51,19 @@ def test_memory_adds_up_to_all_that_exists(metrics: ReplicaMetrics, engine: Any,
     assert value(series, "ottserve_kv_memory_bytes", kind="tails", state="used") == 800
     assert value(series, "ottserve_kv_memory_bytes", kind="outliers", state="used") == 200
     assert value(series, "ottserve_running_requests") == 1
+
+
+def test_who_waits_is_told_by_reason_and_what_lies_on_the_host_by_kind(engine: Any) -> None:
+    load = replace(
+        engine.load_report(), num_waiting=4, waiting={"pages": 1, "queue": 3}, snapshot_bytes=70, preempted_bytes=8
+    )
+    metrics = ReplicaMetrics("r1", lambda: Snapshot(load, engine.counters))
+    metrics.describe(EngineFacts(engine.model_info, engine.server_info, engine.tokenizer_files))
+    series = read(metrics)
+    waiting = {dict(labels)["reason"]: number for (name, labels), number in series.items() if "waiting_req" in name}
+    assert waiting == {"form": 0, "slots": 0, "pages": 1, "prefix": 0, "queue": 3}
+    assert value(series, "ottserve_host_memory_bytes", kind="snapshots") == 70
+    assert value(series, "ottserve_host_memory_bytes", kind="preempted") == 8
 
 
 def test_nothing_is_told_of_an_engine_that_has_not_loaded() -> None:

@@ -7,7 +7,7 @@ Token counts are `num_*`; times are seconds as `*_s`; moments are UNIX times as 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -296,6 +296,10 @@ class LoadReport:
     """A replica's state at one moment. Used + cached + free = total, for pages and for slots.
 
     The pool fields count over all (running sequence, layer, KV head) triples.
+
+    Attributes:
+        waiting: `num_waiting` by what is waited for (`workers.core.queue.WaitReason`); what nobody waits for is absent.
+        snapshot_bytes, preempted_bytes: host memory of outliers beside cached prefixes, and of preempted sequences.
     """
 
     replica_id: str
@@ -316,6 +320,9 @@ class LoadReport:
     frozen_heads: int = 0
     decode_tokens_per_s: float = 0.0
     last_step_at: float | None = None
+    waiting: dict[str, int] = field(default_factory=dict)
+    snapshot_bytes: int = 0
+    preempted_bytes: int = 0
 
 
 @dataclass(eq=False)

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from ottserve.workers.api import LoadReport, ModelInfo, ServerInfo
 from ottserve.workers.core.counters import EngineCounters
+from ottserve.workers.core.queue import WaitReason
 from ottserve.workers.engine_thread import EngineFacts, Snapshot
 
 STEP_SECONDS = (0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 15.0, 60.0)
@@ -133,6 +134,13 @@ def _memory(load: LoadReport, server: ServerInfo) -> Iterator[Metric]:
         for state, count in zip(STATES, counts, strict=True):
             memory.add_metric([kind, state], count * num_bytes)
     yield memory
+    host = GaugeMetricFamily(
+        "ottserve_host_memory_bytes", "Host memory of outliers beside cached prefixes, and of preempted requests.",
+        labels=["kind"],
+    )  # fmt: skip
+    host.add_metric(["snapshots"], load.snapshot_bytes)
+    host.add_metric(["preempted"], load.preempted_bytes)
+    yield host
     yield _by_state("ottserve_kv_pages", "Pages of the KV cache.", dict(zip(STATES, pages, strict=True)))
     yield _by_state("ottserve_slots", "Slots: sequences that can be computed together.",
                     {"used": load.slots_used, "free": load.slots_free})  # fmt: skip
@@ -162,7 +170,14 @@ def _outliers(load: LoadReport) -> Iterator[Metric]:
 
 def _requests(load: LoadReport) -> Iterator[Metric]:
     yield _gauge("ottserve_running_requests", "Requests being computed.", load.num_running)
-    yield _gauge("ottserve_waiting_requests", "Requests that wait for a slot or for pages.", load.num_waiting)
+    waiting = GaugeMetricFamily(
+        "ottserve_waiting_requests",
+        "Requests that wait, by what for (queue: for those before them).",
+        labels=["reason"],
+    )
+    for reason in WaitReason:
+        waiting.add_metric([reason.value], load.waiting.get(reason.value, 0))
+    yield waiting
     yield _gauge("ottserve_waiting_tokens", "Prompt tokens that wait.", load.num_waiting_tokens)
     if load.last_step_at is not None:
         yield _gauge("ottserve_last_step_timestamp_seconds", "When a step last finished, UNIX time.", load.last_step_at)

@@ -18,11 +18,13 @@ class Snapshot:
         num_certain_pages: as of any of this many leading pages it is known exactly which outliers there were and that
             no head was frozen. A frozen head does not tell since when it is, only that its last outlier came before.
         tensors: what was taken; None until then, or if it failed.
+        num_bytes: of host memory that it takes.
     """
 
     num_pages: int
     num_certain_pages: int = 0
     tensors: object = None
+    num_bytes: int = 0
 
     def restores(self, num_pages: int) -> bool:
         """Whether a sequence can begin behind this many leading pages of the chain."""
@@ -31,9 +33,10 @@ class Snapshot:
 
 @dataclass(slots=True, eq=False)
 class SavedSequence:
-    """A preempted sequence in host memory. `tensors` is None until it was saved."""
+    """A preempted sequence in host memory. `tensors` is None until it was saved, and `num_bytes` 0."""
 
     tensors: object = None
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Knows neither requests nor tensors; who holds a page, and which unused one goes 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -82,7 +83,13 @@ class PrefixCache:
         self._hash = hash_link
         self._pages: dict[int, CachedPage] = {}
         self._by_id: dict[int, CachedPage] = {}
+        self._snapshots: Counter[Snapshot] = Counter()
         self.num_evicted = 0
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Host memory of the snapshots that some page has."""
+        return sum(snapshot.num_bytes for snapshot in self._snapshots)
 
     def find(self, tokens: SequenceOf[int], salt: str, max_pages: int) -> Hit:
         """The longest usable beginning of `tokens`, of `max_pages` pages at most. Changes nothing."""
@@ -175,12 +182,16 @@ class PrefixCache:
 
     def _put(self, page: CachedPage) -> CachedPage:
         self._pages[page.key] = self._by_id[page.page_id] = page
+        self._snapshots[page.snapshot] += 1
         self._ledger.keep((page.page_id,))
         return page
 
     def _evict(self) -> None:
         page = self._by_id.pop(self._ledger.evict())
         del self._pages[page.key]
+        self._snapshots[page.snapshot] -= 1
+        if not self._snapshots[page.snapshot]:
+            del self._snapshots[page.snapshot]
         page.is_evicted = True
 
 

@@ -102,17 +102,26 @@ class Scheduler:
         return self._waiting.num_tokens
 
     @property
-    def waiting(self) -> dict[WaitReason, int]:
+    def waiting(self) -> Counter[WaitReason]:
         """Those that wait by reason, as of the last plan. Who is not the first in rank waits for those before it."""
-        num_waiting = self.num_waiting
-        if not num_waiting:
-            return {}
-        return Counter({WaitReason.QUEUE: num_waiting - 1}) + Counter([self._first_waits_for])
+        if not self.num_waiting:
+            return Counter()
+        return Counter({WaitReason.QUEUE: self.num_waiting - 1}) + Counter([self._first_waits_for])
 
     @property
     def num_pages_evicted(self) -> int:
         """Cached pages given up to make room."""
         return self._prefix.num_evicted
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Host memory of the snapshots beside cached prefixes."""
+        return self._prefix.snapshot_bytes
+
+    @property
+    def preempted_bytes(self) -> int:
+        """Host memory of those that were preempted and wait."""
+        return sum(sequence.saved.num_bytes for sequence in self._waiting if sequence.saved is not None)
 
     @property
     def is_idle(self) -> bool:

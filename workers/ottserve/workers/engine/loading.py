@@ -20,6 +20,7 @@ from ottserve.workers.engine.runner import Runner
 from ottserve.workers.kv.store import KVStore
 from ottserve.workers.kv.table import resolve_spec
 from ottserve.workers.models.loading import LoadedModel, Progress, load_model
+from ottserve.workers.models.tuning import tune
 from ottserve.workers.settings import EngineSettings
 from ottserve.workers.text.detokenizer import Vocabulary
 
@@ -34,17 +35,25 @@ def load_engine(settings: EngineSettings, progress: Progress) -> Engine:
     Raises:
         ValueError: a setting is impossible, contradicts another, or the model can't be served; names both values.
     """
-    return make_engine(settings, load_model(settings.model, progress), progress)
+    return make_engine(settings, load_model(settings.model, progress), progress, keep_model=False)
 
 
-def make_engine(settings: EngineSettings, model: LoadedModel, progress: Progress) -> Engine:
+def make_engine(settings: EngineSettings, model: LoadedModel, progress: Progress, *, keep_model: bool = True) -> Engine:
     """Allocate the cache over a loaded model and put an engine on top; `settings.model` is not read.
+
+    Args:
+        settings, progress: as of `load_engine`.
+        model: what is loaded.
+        keep_model: leave it as it is, for others to use, at the price of merged weights being there twice.
 
     Raises:
         ValueError: as `load_engine`, but for the model.
     """
     if settings.cache.rotate_values:
         model = model.with_rotated_values()
+    elif keep_model:
+        model = model.shared()
+    tune(model.module)
     store = make_store(settings, model)
     spec = store.spec
     progress(

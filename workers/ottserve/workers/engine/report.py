@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from ottserve.workers.api import LoadReport
 from ottserve.workers.core.counters import EngineCounters
 from ottserve.workers.core.ledger import Ledger
+from ottserve.workers.core.queue import WaitReason
 from ottserve.workers.core.scheduler import Scheduler
 from ottserve.workers.kv.store import PoolState
 
@@ -21,10 +23,11 @@ def load_report(
 ) -> LoadReport:
     """What runs, waits (for a form, too) and is held; `replica_id` is for the replica to fill in."""
     pages, slots = ledger.pages, ledger.slots
+    waiting = scheduler.waiting + Counter({WaitReason.FORM: num_compiling})
     return LoadReport(
         replica_id="",
         num_running=scheduler.num_running,
-        num_waiting=scheduler.num_waiting + num_compiling,
+        num_waiting=waiting.total(),
         num_waiting_tokens=scheduler.num_waiting_tokens,
         pages_used=pages.used,
         pages_cached=pages.cached,
@@ -40,6 +43,9 @@ def load_report(
         frozen_heads=pools.frozen_heads,
         decode_tokens_per_s=tokens_per_s,
         last_step_at=last_step_at,
+        waiting={reason.value: count for reason, count in waiting.items()},
+        snapshot_bytes=scheduler.snapshot_bytes,
+        preempted_bytes=scheduler.preempted_bytes,
     )
 
 

@@ -36,13 +36,14 @@ def _carry_out(store: KVStore, move: Move) -> None:
         case TakeSnapshot(slot_id, snapshot):
             outliers = copy_outliers(store, slot_id)
             snapshot.num_certain_pages = outliers.num_certain_pages(snapshot.num_pages, store.spec.group)
-            snapshot.tensors = outliers
+            snapshot.tensors, snapshot.num_bytes = outliers, outliers.num_bytes
         case BeginFromSnapshot(slot_id, num_pages, snapshot):
             is_last = num_pages == snapshot.num_pages
             tokens = num_pages * store.spec.group
             put_outliers(store, slot_id, _outliers(snapshot), tokens, keep_frozen=is_last)
         case SaveSequence(slot_id, page_ids, saved):
-            saved.tensors = HostCopy.of(store, slot_id, page_ids)
+            copy = HostCopy.of(store, slot_id, page_ids)
+            saved.tensors, saved.num_bytes = copy, copy.num_bytes
         case RestoreSequence(slot_id, page_ids, num_present, saved):
             _host_copy(saved).put(store, slot_id, page_ids, num_present)
         case CopySlot(from_slot_id, to_slot_id):

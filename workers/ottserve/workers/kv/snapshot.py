@@ -31,6 +31,11 @@ class Outliers:
     counts: Tensor
     frozen: Tensor
 
+    @property
+    def num_bytes(self) -> int:
+        """Host memory."""
+        return sum(tensor.nbytes for tensor in (*self.rows.values(), self.counts, self.frozen))
+
     def num_certain_pages(self, num_pages: int, group: int) -> int:
         """Leading pages, of the `num_pages` sealed so far, as of which it is known that no head was frozen.
 
@@ -75,6 +80,11 @@ class HostCopy:
 
     pages: Tensor
     slot: Slots
+
+    @property
+    def num_bytes(self) -> int:
+        """Host memory."""
+        return self.pages.nbytes + self.slot.num_bytes
 
     @classmethod
     def of(cls, store: KVStore, slot_id: int, page_ids: tuple[int, ...]) -> HostCopy:
