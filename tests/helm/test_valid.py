@@ -51,6 +51,8 @@ FULL: Values = {
         "operator": [{"namespaceSelector": {}}],
     },
     "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
+    "gateway": {"tlsSecret": "tls", "tokensSecret": "tokens"},
+    "test": {"tokenSecret": "token"},
     "replica": {"nodeSelector": {"gpu": "h200"}, "tolerations": [{"operator": "Exists"}], "affinity": {}},
 }
 

@@ -42,6 +42,7 @@ FLIPS: dict[str, Values] = {
 }
 BASES: dict[str, Values] = {
     "pod.strategy": {"mode": "pod"},
+    "replica.startupSeconds": {"mode": "pod"},
     **{f"{part}.enabled": {} for part in ("podMonitor", "alerts", "dashboard")},
 }
 PEERS = [{"namespaceSelector": {"matchLabels": {"name": "other"}}}]

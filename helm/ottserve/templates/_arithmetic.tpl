@@ -25,12 +25,9 @@
 {{/* Refuse values that contradict each other, naming both. */}}
 {{- define "ottserve.check" -}}
 {{- $settings := .Values.settings -}}
-{{- $ports := list $settings.gateway.port $settings.gateway.metrics.port $settings.metrics.port -}}
-{{- if ne (len (uniq $ports)) 3 -}}
-{{- fail (printf "settings.gateway.port=%v, settings.gateway.metrics.port=%v, settings.metrics.port=%v: three servers need three ports" (index $ports 0) (index $ports 1) (index $ports 2)) -}}
-{{- end -}}
-{{- if and (eq .Values.mode "pod") (gt (int $settings.deployment.num_replicas) 1) -}}
-{{- fail (printf "mode=pod, settings.deployment.num_replicas=%v: a pod is one replica; take mode=rayservice for more" $settings.deployment.num_replicas) -}}
+{{- include "ottserve.checkPorts" . -}}
+{{- if and (eq .Values.mode "pod") (gt (include "ottserve.maxReplicas" . | int) 1) -}}
+{{- fail (printf "mode=pod, settings.deployment.num_replicas=%v, settings.deployment.autoscale.max_replicas=%v: a pod is one replica; take mode=rayservice for more" $settings.deployment.num_replicas (include "ottserve.maxReplicas" .)) -}}
 {{- end -}}
 {{- if and (eq $settings.model.device "cuda") (eq (int .Values.replica.gpus) 0) -}}
 {{- fail "settings.model.device=cuda, replica.gpus=0: a replica needs a GPU" -}}
@@ -47,6 +44,19 @@
 {{- fail (printf "settings.deployment.num_gpus=%v, replica.gpus=%v: a replica would never be placed" $gpus .Values.replica.gpus) -}}
 {{- end -}}
 {{- include "ottserve.checkMemory" . -}}
+{{- end -}}
+
+{{/* Every server of a pod listens on a port of its own. */}}
+{{- define "ottserve.checkPorts" -}}
+{{- $gateway := .Values.settings.gateway -}}
+{{- $ports := dict "settings.gateway.port" $gateway.port "settings.gateway.metrics.port" $gateway.metrics.port "settings.metrics.port" .Values.settings.metrics.port -}}
+{{- with $gateway.http_port -}}{{- $_ := set $ports "settings.gateway.http_port" . -}}{{- end -}}
+{{- if include "ottserve.tls" . -}}{{- $_ := set $ports "settings.gateway.tls.health_port" (include "ottserve.healthPort" .) -}}{{- end -}}
+{{- range $name, $port := $ports -}}
+{{- range $other, $same := omit $ports $name -}}
+{{- if eq (toString $port) (toString $same) -}}{{- fail (printf "%s=%v, %s=%v: two servers need two ports" $name $port $other $same) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* On a CPU the cache lies in the pod's memory, 2 GiB unless the settings say otherwise; 1 GiB is the program's. */}}

@@ -1,5 +1,15 @@
 {{/* Parts that every pod has, whatever it does. Each takes a dict: root, component and what else it names. */}}
 
+{{/* Not empty in the pod that answers callers. */}}
+{{- define "ottserve.isGateway" -}}
+{{- if eq .component (include "ottserve.gatewayComponent" .root) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Only the head talks to the API server, and only where Ray's autoscaler runs beside it. */}}
+{{- define "ottserve.needsToken" -}}
+{{- and (eq .component "head") (ne (include "ottserve.autoscaled" .root) "") -}}
+{{- end -}}
+
 {{- define "ottserve.podMetadata" -}}
 labels:
   {{- include "ottserve.selector" .root | nindent 2 }}
@@ -17,7 +27,7 @@ annotations:
 {{/* placement: a values section with nodeSelector, tolerations and affinity. */}}
 {{- define "ottserve.podSpec" -}}
 serviceAccountName: {{ include "ottserve.serviceAccountName" .root }}
-automountServiceAccountToken: false
+automountServiceAccountToken: {{ include "ottserve.needsToken" . }}
 # A Service called ottserve would put OTTSERVE_PORT and the like among the settings.
 enableServiceLinks: false
 terminationGracePeriodSeconds: {{ include "ottserve.graceSeconds" .root }}
@@ -74,6 +84,9 @@ volumeMounts:
     mountPath: {{ .mountPath }}
     readOnly: true
   {{- end }}
+  {{- if include "ottserve.isGateway" . }}
+  {{- include "ottserve.gatewayMounts" .root | nindent 2 }}
+  {{- end }}
 {{- end -}}
 
 {{- define "ottserve.containerSecurity" -}}
@@ -91,6 +104,8 @@ capabilities:
   value: "0"
 - name: RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH
   value: "67108864"
+- name: RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S
+  value: "1"
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
 {{- with .Values.env }}
@@ -118,6 +133,9 @@ capabilities:
 - name: secret-{{ .name }}
   secret:
     secretName: {{ .name }}
+{{- end }}
+{{- if include "ottserve.isGateway" . }}
+{{- include "ottserve.gatewayVolumes" .root }}
 {{- end }}
 {{- end -}}
 

@@ -35,10 +35,9 @@ livenessProbe:
 {{- define "ottserve.gatewayContainer" -}}
 {{- $gateway := .Values.settings.gateway -}}
 ports:
-  - {name: grpc, containerPort: {{ $gateway.port }}}
-  - {name: metrics, containerPort: {{ $gateway.metrics.port }}}
+  {{- include "ottserve.gatewayPorts" . | nindent 2 }}
 readinessProbe:
-  grpc: {port: {{ $gateway.port }}, service: ottserve.v1.GenerationService}
+  grpc: {port: {{ include "ottserve.healthPort" . }}, service: ottserve.v1.GenerationService}
   periodSeconds: 2
   failureThreshold: 2
 livenessProbe:

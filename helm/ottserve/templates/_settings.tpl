@@ -1,8 +1,9 @@
-{{/* The settings as `ottserve serve` reads them: what a replica gets of its pod is filled in where nobody says it. */}}
+{{/* The settings as `ottserve serve` reads them: what pods and Secrets decide is filled in where nobody says it. */}}
 {{- define "ottserve.settings" -}}
 {{- $settings := deepCopy .Values.settings -}}
 {{- $share := dict "num_cpus" .Values.replica.cpus "num_gpus" .Values.replica.gpus -}}
 {{- $_ := set $settings "deployment" (merge $settings.deployment $share) -}}
+{{- $_ := set $settings "gateway" (merge $settings.gateway (include "ottserve.secured" . | fromYaml)) -}}
 {{- if eq .Values.mode "rayservice" -}}
 {{- /* Replicas have a host each; the application is told their port, which settings of one host could not give. */ -}}
 {{- $_ := set $settings.metrics "port" 0 -}}
