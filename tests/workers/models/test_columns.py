@@ -17,7 +17,9 @@ def test_a_model_with_tied_embeddings_answers_the_same():
     model = LlamaForCausalLM(config).eval()
     ids = torch.arange(10).unsqueeze(0)
     before = model(ids).logits
-    assert store_wide_by_column(model) == 2 * 2 + 1  # gate and up of each layer, and the head
+    weight, old = model.lm_head.weight, model.lm_head.weight.clone()
+    assert store_wide_by_column(model) == 2 * 4 + 1  # q, o, gate and up of each layer, and the head
+    assert torch.equal(weight, old) and weight.is_contiguous()  # whoever shares the old weights keeps them
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.lm_head.weight.stride() == (1, 200)
     assert model.model.layers[0].mlp.down_proj.weight.is_contiguous()

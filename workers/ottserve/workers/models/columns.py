@@ -1,23 +1,30 @@
 """Wide matrices stored by column on a CPU, where a product with one row then reads memory in a better order.
 
-Measured on two cores with AVX2, one row of 576: a [1536, 576] matrix 268 → 193 µs, a [49152, 576] one 8.7 → 4.9 ms;
-square and tall matrices gain nothing or lose, and stay as they are. Changes neither values nor shapes.
+Measured on two cores, one row of 576: a [1536, 576] matrix 311 → 192 µs, a [960, 576] one 189 → 139 µs, a square one
+115 → 101 µs, a [49152, 576] one 10.1 → 5.3 ms; tall ones lose and stay as they are. Changes neither values nor shapes.
 """
 
 from __future__ import annotations
 
-from torch import nn
-
-WIDE = 2.0  # rows a column, from which on it pays
+from torch import Tensor, nn
 
 
 def store_wide_by_column(model: nn.Module) -> int:
-    """Lay out anew the weight of every wide linear layer; returns how many. Changes the model in place."""
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear) and _is_wide(module)]
-    for layer in layers:
-        layer.weight.data = layer.weight.data.t().contiguous().t()
-    return len(layers)
+    """Lay out anew the weight of every linear layer at least as wide as tall; returns how many.
+
+    Changes the modules in place and no parameter: what else holds the old weights keeps them as they are. Tied
+    weights stay tied.
+    """
+    wide = {id(weight): weight for module in model.modules() if (weight := _wide_weight(module)) is not None}
+    by_column = {key: nn.Parameter(weight.t().contiguous().t(), requires_grad=False) for key, weight in wide.items()}
+    for module in model.modules():
+        own = getattr(module, "weight", None)
+        if id(own) in by_column:
+            module.weight = by_column[id(own)]
+    return len(by_column)
 
 
-def _is_wide(layer: nn.Linear) -> bool:
-    return layer.out_features >= WIDE * layer.in_features
+def _wide_weight(module: nn.Module) -> Tensor | None:
+    weight = getattr(module, "weight", None)
+    is_matrix = isinstance(weight, nn.Parameter) and weight.dim() == 2 and not isinstance(module, nn.Embedding)
+    return weight if is_matrix and weight.shape[0] >= weight.shape[1] else None

@@ -12,12 +12,11 @@ from transformers.utils import logging as transformers_logging
 from ottserve.workers.api import ModelInfo, TokenizerFiles
 from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.models.attention import IMPLEMENTATION, register
-from ottserve.workers.models.columns import store_wide_by_column
-from ottserve.workers.models.norms import fuse_norms
 from ottserve.workers.models.rotation import rotate_values
 from ottserve.workers.models.source import TOY_MODEL, ModelSource, find_source
 from ottserve.workers.models.support import model_shape, refuse_unsupported
 from ottserve.workers.models.toy import toy_model, toy_tokenizer
+from ottserve.workers.models.tuning import share
 from ottserve.workers.settings import ModelSettings
 
 Progress = Callable[[str], None]
@@ -25,7 +24,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run, hooked to the cache."""
+    """A model as transformers makes it, hooked to the cache."""
 
     module: PreTrainedModel
     info: ModelInfo
@@ -41,6 +40,10 @@ class LoadedModel:
             ValueError: as `rotate_values` does.
         """
         return replace(self, module=rotate_values(self.module, self.shape))
+
+    def shared(self) -> LoadedModel:
+        """The same weights in modules of its own."""
+        return replace(self, module=share(self.module))
 
 
 def load_model(settings: ModelSettings, progress: Progress) -> LoadedModel:
@@ -59,9 +62,6 @@ def load_model(settings: ModelSettings, progress: Progress) -> LoadedModel:
     progress(f"loading the weights of {source.name}")
     module = _load_weights(source, _dtype(settings.dtype, device)).to(device).eval()
     module.requires_grad_(False)
-    fuse_norms(module)
-    if device.type == "cpu":
-        store_wide_by_column(module)
     context = _context_length(module, settings.max_context)
     refuse_unsupported(module.config, context)
     progress(f"reading the tokenizer of {source.name}")

@@ -6,7 +6,6 @@ What a layer gives on is unchanged, since the output matrix turns back what the 
 
 from __future__ import annotations
 
-import copy
 from functools import cache
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ottserve.workers.kv.shape import ModelShape
+from ottserve.workers.models.tuning import share
 
 PALEY_PRIMES = {12: 11, 20: 19}  # orders of Hadamard matrices that are no power of two, and what they are made from
 
@@ -31,8 +31,7 @@ def rotate_values(module: PreTrainedModel, shape: ModelShape) -> PreTrainedModel
     Raises:
         ValueError: an attention layer has no value and output matrix to fold into; names its class.
     """
-    shared = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-    rotated = copy.deepcopy(module, shared)
+    rotated = share(module)
     H = hadamard(shape.head_size)
     for attention in _attention_layers(rotated):
         values, output = attention.v_proj, attention.o_proj
