@@ -52,7 +52,7 @@ def start_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
     def start(*flags: str) -> Service:
         port, metrics_port = _free_port(), _free_port()
         log = tmp_path_factory.mktemp("service") / "log"
-        ports = ("--gateway.port", str(port), "--gateway.metrics.port", str(metrics_port))
+        ports = ("--gateway.port", str(port), "--gateway.metrics.port", str(metrics_port), "--gateway.http_port", "0")
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [COMMAND, "serve", *ports, "--gateway.drain.probe_period_s", "0.2", *flags],

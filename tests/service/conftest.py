@@ -194,6 +194,7 @@ def settings(**changes: Any) -> GatewaySettings:
     quick: dict[str, Any] = {
         "host": "127.0.0.1",
         "port": 0,
+        "http_port": 0,
         "metrics": {"host": "127.0.0.1", "port": 0},
         "readiness": {"poll_interval_s": 0.02, "poll_timeout_s": 1.0},
         "drain": {"probe_period_s": 0.0, "grace_s": 2.0},

@@ -21,6 +21,7 @@ def settings(port: int, grace_s: float) -> GatewaySettings:
         {
             "host": "127.0.0.1",
             "port": port,
+            "http_port": 0,
             "metrics": {"host": "127.0.0.1", "port": 0},
             "readiness": {"poll_interval_s": 0.02},
             "drain": {"probe_period_s": 0.0, "grace_s": grace_s},

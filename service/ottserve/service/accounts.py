@@ -22,7 +22,7 @@ ABORTED = api.FinishReason.ABORTED.value
 
 @dataclass(slots=True)
 class Call:
-    """One call and what became of it. `facts` are more that its log line tells; none of them is text of a caller's."""
+    """One call and what became of it. `facts` are more that its log line tells, never a prompt or an answer."""
 
     method: str
     request_id: str

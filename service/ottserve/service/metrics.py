@@ -20,7 +20,8 @@ from ottserve.workers.api import TextChunk
 log = structlog.get_logger(__name__)
 
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
-METHODS = tuple(method.name for method in SERVICE.methods)
+COMPLETIONS, CHAT_COMPLETIONS, MODELS = "/v1/completions", "/v1/chat/completions", "/v1/models"
+METHODS = (*(method.name for method in SERVICE.methods), COMPLETIONS, CHAT_COMPLETIONS, MODELS)
 
 # From a toy on a laptop to long prompts on a large card: each bound is 1.5 to 2.5 times the one before.
 FIRST_TOKEN_S = (

@@ -43,7 +43,7 @@ class KeepaliveSettings(Section):
 
 
 class TlsSettings(Section):
-    """Encryption of the gRPC port. Files are PEM, and read anew when they have changed."""
+    """Encryption of gRPC and HTTP. Files are PEM, and read anew when they have changed."""
 
     certificate: str | None = Field(None, description="File of the certificate, its chain behind it; none: plain text.")
     key: str | None = Field(None, description="File of the certificate's key, not encrypted.")
@@ -99,6 +99,8 @@ class GatewaySettings(Section):
 
     host: str = Field("0.0.0.0", description="Address to listen on.")
     port: int = Field(50051, ge=0, le=65535, description="Port of the gRPC service; 0 takes a free one.")
+    http_host: str = Field("0.0.0.0", description="Address where OpenAI's HTTP interface listens.")
+    http_port: int | None = Field(8000, ge=0, le=65535, description="Port of OpenAI's HTTP interface; 0 or null: off.")
     reflection: bool = Field(True, description="Whether server reflection tells the contract to callers.")
     tokens_file: str | None = Field(
         None,
@@ -117,7 +119,12 @@ class GatewaySettings(Section):
 
     @model_validator(mode="after")
     def _contradictions(self) -> Self:
-        ports = {"port": self.port, "metrics.port": self.metrics.port, "tls.health_port": self.tls.health_port}
+        ports = {
+            "port": self.port,
+            "http_port": self.http_port,
+            "metrics.port": self.metrics.port,
+            "tls.health_port": self.tls.health_port,
+        }
         for (name, port), (other_name, other) in combinations(ports.items(), 2):
             if port and port == other:
                 raise ValueError(f"{name}={port}, {other_name}={other}: two servers need two ports")

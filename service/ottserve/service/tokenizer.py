@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import tokenizers
 
 from ottserve.service.chat_template import ChatTemplate
+from ottserve.service.token_bytes import TokenBytes
 from ottserve.workers.api import TokenizerFiles, invalid
 
 
@@ -22,12 +23,17 @@ class TokenizedText:
 
 
 class Tokenizer:
-    """The tokenizer of one model. `tokenizers` lets go of the interpreter while it works, so threads help."""
+    """The tokenizer of one model. `tokenizers` lets go of the interpreter while it works, so threads help.
+
+    Attributes:
+        bytes: what single tokens stand for.
+    """
 
     def __init__(self, files: TokenizerFiles, executor: ThreadPoolExecutor) -> None:
         self._tokenizer = tokenizers.Tokenizer.from_str(files.tokenizer_json)
         self._template = ChatTemplate(files.chat_template, files.special_tokens) if files.chat_template else None
         self._executor = executor
+        self.bytes = TokenBytes(self._tokenizer)
 
     @property
     def has_chat_template(self) -> bool:
