@@ -76,8 +76,9 @@ def make_scheduler(spec: KVSpec, ledger: Ledger, clock: Clock) -> Callable[..., 
         max_waiting_tokens: int = 100,
         context_length: int = 40,
         aligned_chunks: bool = False,
+        beside: int | None = None,
     ) -> Scheduler:
-        limits = Limits(max_tokens_per_step, max_waiting, max_waiting_tokens, context_length, aligned_chunks)
+        limits = Limits(max_tokens_per_step, max_waiting, max_waiting_tokens, context_length, aligned_chunks, beside)
         prefix = PrefixCache(ledger, spec.group, spec.fingerprint)
         return Scheduler(spec, ledger, prefix, limits, {EOS, 1}, clock)
 

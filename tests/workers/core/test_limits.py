@@ -56,3 +56,19 @@ def test_a_budget_that_decoding_could_eat_up_is_refused(
     limits(enough).refuse_contradictions(max_running, spec)
     with pytest.raises(ValueError, match=f"max_tokens_per_step={enough - 1}, max_running={max_running}"):
         limits(enough - 1).refuse_contradictions(max_running, spec)
+
+
+@pytest.mark.parametrize(("aligned_chunks", "enough"), [(False, 1), (True, 6)])
+def test_a_bound_that_no_prompt_chunk_fits_beside_decoding_is_refused(
+    spec: KVSpec, aligned_chunks: bool, enough: int
+) -> None:
+    """Else a prompt would wait for as long as anybody decodes."""
+    Limits(64, 8, 100, 40, aligned_chunks, enough).refuse_contradictions(3, spec)
+    with pytest.raises(ValueError, match=f"max_prompt_tokens_beside_decoding={enough - 1}, .*{enough} tokens"):
+        Limits(64, 8, 100, 40, aligned_chunks, enough - 1).refuse_contradictions(3, spec)
+
+
+def test_only_those_who_decode_bound_a_prompt_further() -> None:
+    limits = Limits(16, 8, 100, 40, max_prompt_tokens_beside_decoding=5)
+    assert [limits.prompt_budget(num_decoding) for num_decoding in (0, 1, 11, 12, 16)] == [16, 5, 5, 4, 0]
+    assert Limits(16, 8, 100, 40).prompt_budget(3) == 13

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -49,6 +51,25 @@ def test_a_long_prompt_is_computed_in_chunks_beside_decoding(make_scheduler: Mak
         [("a", 1), ("b", 1), ("long", 2)],
         [("a", 1), ("b", 1), ("long", 1)],
     ]
+
+
+@pytest.mark.parametrize("beside", [3, 5, 18])
+def test_a_long_prompt_costs_those_who_decode_no_step_and_each_step_little(
+    make_scheduler: MakeScheduler, task: MakeTask, beside: int
+) -> None:
+    """Its 18 tokens fit into one step, and are one when nobody decodes; beside others it takes `beside` a step."""
+    scheduler = make_scheduler(max_tokens_per_step=64, beside=beside)
+    scheduler.add(task("long", 18, 3))
+    assert step(scheduler) == [("long", 18)]
+    scheduler.abort("long")
+    scheduler.add(task("a", 3, 9))
+    scheduler.add(task("b", 4, 9))
+    step(scheduler)
+    scheduler.add(task("long", 18, 3))
+    steps = [step(scheduler) for _ in range(math.ceil(18 / beside))]
+    assert [parts[:2] for parts in steps] == [[("a", 1), ("b", 1)]] * len(steps)
+    assert sum(num_tokens for _, num_tokens in map(itemgetter(2), steps)) == 18
+    assert max(num_tokens for _, num_tokens in map(itemgetter(2), steps)) <= beside
 
 
 def test_aligned_chunks_end_where_the_tail_is_full(make_scheduler: MakeScheduler, task: MakeTask) -> None:

@@ -91,12 +91,19 @@ class FakeStore:
 class Requests(RuleBasedStateMachine):
     """Two schedulers that are told the same; the first is checked against a model, the second must agree with it."""
 
-    @initialize(aligned=st.booleans(), spare=st.integers(0, 20), certain=st.sampled_from([0.0, 0.5, 1.0]))
-    def start(self, aligned: bool, spare: int, certain: float) -> None:
+    @initialize(
+        aligned=st.booleans(),
+        spare=st.integers(0, 20),
+        beside=st.none() | st.integers(0, 9),
+        certain=st.sampled_from([0.0, 0.5, 1.0]),
+    )
+    def start(self, aligned: bool, spare: int, beside: int | None, certain: float) -> None:
         self.now = 100.0
         self.aligned = aligned
-        self.budget = NUM_SLOTS - 2 + (SPEC.tail_capacity if aligned else 1) + spare
-        limits = Limits(self.budget, MAX_WAITING, MAX_WAITING_TOKENS, CONTEXT, aligned)
+        first_chunk = SPEC.tail_capacity if aligned else 1
+        self.budget = NUM_SLOTS - 2 + first_chunk + spare
+        self.beside = self.budget if beside is None else first_chunk + beside
+        limits = Limits(self.budget, MAX_WAITING, MAX_WAITING_TOKENS, CONTEXT, aligned, self.beside)
         self.store, self.twin_store = FakeStore(certain), FakeStore(certain)
         self.ledger, twin_ledger = (Ledger(NUM_PAGES, NUM_SLOTS) for _ in range(2))
         self.scheduler, self.twin = (
@@ -198,11 +205,14 @@ class Requests(RuleBasedStateMachine):
 
     def plan(self) -> StepPlan:
         before = set(self.scheduler._running), self.scheduler.num_preemptions
+        others_decode = any(sequence.is_decoding for sequence in self.scheduler._running.values())
         plan = self.scheduler.plan()
         assert self.scheduler.plan() == self.twin.plan() == plan
         self.check_order(*before)
         self.check_plan(plan)
         self.check_hold(plan)
+        if others_decode:
+            assert sum(len(part.token_ids) for part in plan.chunks) <= self.beside
         self.carry_out()
         self.store.run(plan)
         self.twin_store.run(plan)

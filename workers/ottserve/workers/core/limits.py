@@ -19,6 +19,8 @@ class Limits:
         context_length: tokens of prompt plus completion that the model has positions for.
         aligned_chunks: end each prompt chunk at the next seal point, so that a prompt computed in chunks and the same
             tokens computed one by one give the same codes.
+        max_prompt_tokens_beside_decoding: prompt tokens of a step in which others decode, so that they don't wait for
+            long between two tokens; None leaves `max_tokens_per_step` as the only bound.
     """
 
     max_tokens_per_step: int
@@ -26,6 +28,13 @@ class Limits:
     max_waiting_tokens: int
     context_length: int
     aligned_chunks: bool = False
+    max_prompt_tokens_beside_decoding: int | None = None
+
+    def prompt_budget(self, num_decoding: int) -> int:
+        """Prompt tokens of a step beside so many sequences that decode."""
+        left = self.max_tokens_per_step - num_decoding
+        beside = self.max_prompt_tokens_beside_decoding
+        return left if beside is None or num_decoding == 0 else min(left, beside)
 
     def refuse_contradictions(self, max_running: int, spec: KVSpec) -> None:
         """Refuse bounds under which a running sequence could wait for its share of a step for ever.
@@ -40,6 +49,12 @@ class Limits:
                 f"max_tokens_per_step={self.max_tokens_per_step}, max_running={max_running}, "
                 f"aligned_chunks={self.aligned_chunks}: a step must have room for {needed} tokens, "
                 f"{max_running - 1} decoding sequences and a prompt chunk of {first_chunk}"
+            )
+        beside = self.max_prompt_tokens_beside_decoding
+        if beside is not None and beside < first_chunk:
+            raise ValueError(
+                f"max_prompt_tokens_beside_decoding={beside}, aligned_chunks={self.aligned_chunks}: "
+                f"a prompt chunk has {first_chunk} tokens, and must find room beside others that decode"
             )
 
     def refuse_impossible(self, task: GenerationTask, spec: KVSpec, max_pages: int, max_slots: int) -> None:

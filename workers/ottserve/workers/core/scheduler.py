@@ -40,9 +40,12 @@ class Scheduler:
     """Continuous batching under a token budget: by priority, and first come, first served among equals.
 
     Each step computes one token of every decoding sequence, then prompt chunks in order of admission with what is left
-    of the budget, then lets in who waits. A long prompt is thus computed in chunks beside the others' decoding. The
-    first in the queue is never overtaken, however small the ones behind it, so none starves among equals. Of requests
-    that come together with the same beginning, one computes it and the others wait for that (`placement.PATIENCE`).
+    of the budget, then lets in who waits. A long prompt is thus computed in chunks beside the others' decoding, which
+    are smaller then than when nobody decodes (`Limits.prompt_budget`).
+
+    The first in the queue is never overtaken, however small the ones behind it, so none starves among equals. Of
+    requests that come together with the same beginning, one computes it and the others wait for that
+    (`placement.PATIENCE`).
 
     A sequence is let in with pages for its prompt only. When one that runs needs a page and neither a free nor a cached
     one is left, the lowest in rank is preempted: it moves to host memory, waits by its rank, and goes on later where it
@@ -253,7 +256,7 @@ class Scheduler:
         self._grow_decoding()
         decodes = [s.next_step(1, self._spec) for s in self._running.values() if s.is_decoding]
         chunks: list[SequenceStep] = []
-        budget = self._limits.max_tokens_per_step - len(decodes)
+        budget = self._limits.prompt_budget(len(decodes))
         self._first_waits_for = WaitReason.QUEUE
         for sequence in self._prompts_and_waiting():
             if self._chunk_length(sequence, budget) == 0:

@@ -25,8 +25,10 @@ def plan_capacity(settings: EngineSettings, spec: KVSpec, context_length: int, d
     """Decide how many pages and slots to allocate.
 
     Slots are `scheduler.max_running`. Pages are `cache.num_pages` if given, else what `cache.memory_bytes` holds beside
-    the slots; that defaults to 85 % of the free memory of a GPU, or to 2 GiB on a CPU. Never more pages than all
-    running sequences can fill.
+    the slots; that defaults to 85 % of the free memory of a GPU, or to 2 GiB on a CPU.
+
+    Running sequences can fill only so many pages. Without the prefix cache no more are allocated. With it the others
+    hold prefixes for reuse: all that a given `cache.memory_bytes` has room for, or by default as many again.
 
     Raises:
         ValueError: the memory holds no page beside the slots; names both figures.
@@ -43,6 +45,8 @@ def plan_capacity(settings: EngineSettings, spec: KVSpec, context_length: int, d
             f"take {slot_bytes} bytes, a page {spec.page_bytes}; at least {slot_bytes + 2 * spec.page_bytes} are needed"
         )
     most = settings.scheduler.max_running * max(1, spec.sealed_pages(context_length))
+    if settings.cache.prefix_cache:
+        most = num_pages if settings.cache.memory_bytes else 2 * most
     return Capacity(min(num_pages, most + 1), num_slots)
 
 

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 
 from ottserve.workers.api import ServerInfo
+from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.core.ledger import Ledger
 from ottserve.workers.core.limits import Limits
 from ottserve.workers.core.prefix import PrefixCache
@@ -23,6 +24,9 @@ from ottserve.workers.models.loading import LoadedModel, Progress, load_model
 from ottserve.workers.models.tuning import tune
 from ottserve.workers.settings import EngineSettings
 from ottserve.workers.text.detokenizer import Vocabulary
+
+CPU_TOKENS_BESIDE_DECODING = 64
+"""A CPU computes a prompt at nearly the same pace in small chunks, but each token delays those who decode."""
 
 
 def load_engine(settings: EngineSettings, progress: Progress) -> Engine:
@@ -68,7 +72,7 @@ def make_engine(settings: EngineSettings, model: LoadedModel, progress: Progress
         runner.capture(settings.scheduler.max_running, most_pages)
     ledger = Ledger(store.num_pages, store.num_slots)
     prefix = PrefixCache(ledger, spec.group, spec.fingerprint, enabled=settings.cache.prefix_cache)
-    scheduler = Scheduler(spec, ledger, prefix, _limits(settings, model), model.info.eos_token_ids, time.time)
+    scheduler = Scheduler(spec, ledger, prefix, _limits(settings, model, spec), model.info.eos_token_ids, time.time)
     return Engine(
         model_info=model.info,
         server_info=_server_info(settings, model, store, graphs),
@@ -101,14 +105,18 @@ def _wants_graphs(settings: EngineSettings, model: LoadedModel) -> bool:
     return on_gpu if settings.graphs.enabled is None else settings.graphs.enabled
 
 
-def _limits(settings: EngineSettings, model: LoadedModel) -> Limits:
+def _limits(settings: EngineSettings, model: LoadedModel, spec: KVSpec) -> Limits:
     scheduler = settings.scheduler
+    beside = scheduler.max_prompt_tokens_beside_decoding
+    if beside is None and model.device.type == "cpu":
+        beside = max(CPU_TOKENS_BESIDE_DECODING, spec.next_seal(0) if scheduler.aligned_chunks else 1)
     return Limits(
         max_tokens_per_step=scheduler.max_tokens_per_step,
         max_waiting=scheduler.max_waiting,
         max_waiting_tokens=scheduler.max_waiting_tokens,
         context_length=model.info.context_length,
         aligned_chunks=scheduler.aligned_chunks,
+        max_prompt_tokens_beside_decoding=beside,
     )
 
 
