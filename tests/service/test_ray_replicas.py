@@ -11,6 +11,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
 from ottserve.service.ray_replicas import RayReplicas, as_ottserve_error
+from ottserve.service.settings import RoutingSettings
 from ottserve.workers import api
 
 
@@ -48,7 +49,7 @@ def handle() -> Any:
 
 @pytest.fixture
 def replicas(handle: Any) -> RayReplicas:
-    return RayReplicas(handle, answer_timeout_s=5.0)
+    return RayReplicas(handle, RoutingSettings(), answer_timeout_s=5.0)
 
 
 async def test_chunks_pass(replicas: RayReplicas) -> None:

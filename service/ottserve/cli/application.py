@@ -14,6 +14,7 @@ from ray.serve import Application
 from ottserve.cli.settings import read_settings
 from ottserve.service.deployment import gateway_application
 from ottserve.service.logs import configure_logs
+from ottserve.service.named_replica import NamedReplicaRouter
 from ottserve.workers.app import replica_application
 from ottserve.workers.settings import EngineSettings
 
@@ -39,6 +40,7 @@ def application(arguments: ClusterArguments) -> Application:
         num_cpus=1,
         num_gpus=0 if settings.model.device == "cpu" else 1,
         configure_logs=configure_logs,
+        request_router=NamedReplicaRouter,
     )
     return gateway_application(settings.gateway, replicas, arguments.gateway_resources)
 

@@ -104,6 +104,7 @@ def start(settings: ServeSettings, signals: StopSignals, say: Callable[[str], No
 def _application(settings: ServeSettings, num_gpus_here: int):  # type: ignore[no-untyped-def]
     from ottserve.service.deployment import gateway_application
     from ottserve.service.logs import configure_logs
+    from ottserve.service.named_replica import NamedReplicaRouter
     from ottserve.workers.app import replica_application
 
     if settings.model.device == "cuda" and not num_gpus_here:
@@ -117,6 +118,7 @@ def _application(settings: ServeSettings, num_gpus_here: int):  # type: ignore[n
         num_cpus=1 if uses_gpu else share,
         num_gpus=1 if uses_gpu else 0,
         configure_logs=configure_logs,
+        request_router=NamedReplicaRouter,
     )
     return gateway_application(settings.gateway, replicas)
 

@@ -25,7 +25,9 @@ class Gateway:
 
     async def __init__(self, settings: GatewaySettings, engine: DeploymentHandle) -> None:  # type: ignore[misc]
         configure_logs()
-        self._server = GatewayServer(settings, RayReplicas(engine, settings.readiness.poll_timeout_s))
+        # Half: the readiness has to hear of those that answer before its own time is up.
+        replicas = RayReplicas(engine, settings.routing, settings.readiness.poll_timeout_s / 2)
+        self._server = GatewayServer(settings, replicas)
         await self._server.start()
 
     async def check_health(self) -> None:

@@ -7,6 +7,7 @@ The deployment behind the handle has the methods `generate` (streaming), `abort`
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -15,6 +16,9 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from ottserve.service.fleet import Fleet
+from ottserve.service.named_replica import roster
+from ottserve.service.settings import RoutingSettings
 from ottserve.workers.api import (
     AbortResult,
     GenerationTask,
@@ -33,26 +37,34 @@ LOST = (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError)
 
 
 class RayReplicas:
-    """A `ReplicaClient` over one deployment. Serve picks the replica of a task; the rest is asked of all of them."""
+    """A `ReplicaClient` over one deployment. The fleet names the replica of a task; all are asked the rest."""
 
-    def __init__(self, handle: DeploymentHandle, answer_timeout_s: float) -> None:
+    def __init__(self, handle: DeploymentHandle, routing: RoutingSettings, answer_timeout_s: float) -> None:
+        """A replica that does not answer a question within `answer_timeout_s` is left out of the answer."""
         self._handle = handle
+        self._fleet = Fleet(routing)
         self._answer_timeout_s = answer_timeout_s
 
     async def generate(self, task: GenerationTask) -> AsyncGenerator[TextChunk, None]:
         """Cancels the work on every way out; Serve alone would let it run on."""
-        response = self._handle.options(stream=True).generate.remote(task)
-        try:
-            async for chunk in response:
-                yield chunk
-        except asyncio.CancelledError:
-            if _is_being_cancelled():
-                raise
-            raise Unavailable("the replica ended the request") from None
-        except Exception as error:
-            raise as_ottserve_error(error) from error
-        finally:
-            _cancel(response)
+        with self._fleet.place(task, lambda: _cancel(response), roster(self._handle)) as replica_id:
+            named = self._handle.options(stream=True, multiplexed_model_id=replica_id or "")
+            response = named.generate.remote(task)
+            try:
+                async for chunk in response:
+                    yield chunk
+            except asyncio.CancelledError:
+                if _is_being_cancelled():
+                    raise
+                self._fleet.lose(replica_id)
+                raise Unavailable("the replica ended the request") from None
+            except Exception as error:
+                told = as_ottserve_error(error)
+                if isinstance(told, Unavailable):
+                    self._fleet.lose(replica_id)
+                raise told from error
+            finally:
+                _cancel(response)
 
     async def abort(self, request_id: str) -> AbortResult:
         """Asks all replicas; one at most has it."""
@@ -62,13 +74,18 @@ class RayReplicas:
     async def info(self) -> ReplicaInfo:
         """Of the first that answers. Raises Unavailable."""
         infos: list[ReplicaInfo] = await self._ask_all("info")
-        if not infos:
-            raise Unavailable("no replica answers")
+        self._fleet.block_tokens = infos[0].server.group
         return infos[0]
 
     async def load(self) -> tuple[LoadReport, ...]:
-        """Of each that answers."""
-        return tuple(await self._ask_all("load"))
+        """Of each that answers. What they say, and who does not, decides where tasks go until they are asked again."""
+        asked_at = time.monotonic()
+        reports: list[LoadReport] = []
+        try:
+            reports = await self._ask_all("load")
+        finally:
+            self._fleet.observe(reports, roster(self._handle), asked_at)
+        return tuple(reports)
 
     async def flush_cache(self) -> int:
         """Of each that answers, added up."""
@@ -79,16 +96,25 @@ class RayReplicas:
         return tuple(await self._ask_all("metrics_address"))
 
     async def _ask_all(self, method: str, *args: str) -> list[Any]:
-        """The answers of the replicas that gave one in time. Raises what a replica refused with, if none did."""
-        response = self._handle.broadcast(method, *args)
+        """The answers of the replicas that gave one in time, one at least. Raises what kept the first from it."""
         try:
-            answers = await response.results_async(timeout_s=self._answer_timeout_s, return_exceptions=True)
+            answers = await self._broadcast(method, *args)
         except Exception as error:
             raise as_ottserve_error(error) from error
         refusals = [answer for answer in answers if isinstance(answer, BaseException)]
         if refusals and len(refusals) == len(answers):
             raise as_ottserve_error(refusals[0]) from refusals[0]
+        if not answers:
+            raise Unavailable("no replica answers")
         return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    async def _broadcast(self, method: str, *args: str) -> list[Any]:
+        """What each replica answered or failed with. Serve's own way to collect gives up all for one that is late."""
+        response = self._handle.broadcast(method, *args)
+        async with asyncio.timeout(self._answer_timeout_s):
+            results = await response._fetch_replica_results_async()
+        waits = (asyncio.wait_for(result.get_async(), self._answer_timeout_s) for result in results)
+        return list(await asyncio.gather(*waits, return_exceptions=True))
 
 
 def as_ottserve_error(error: BaseException) -> OttserveError:

@@ -6,16 +6,20 @@ Serve's environment flags have to be set before this module is imported.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import ray
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from ottserve.workers.autoscaling import Policy
 from ottserve.workers.engine_thread import EngineLike, Progress
 from ottserve.workers.replica import Place, Replica
 from ottserve.workers.settings import DeploymentSettings, EngineSettings
 
 NAME = "replica"
+LOOK_BACK_S = 3.0  # over which Serve averages what replicas report
 
 
 def replica_application(
@@ -25,6 +29,7 @@ def replica_application(
     num_cpus: float,
     num_gpus: float,
     configure_logs: Callable[[], None],
+    request_router: type | None = None,
 ) -> Application:
     """The replicas, bound to their settings.
 
@@ -33,6 +38,7 @@ def replica_application(
         deployment: how many there are and how they are watched.
         num_cpus, num_gpus: what one replica gets, where `deployment` does not say.
         configure_logs: called first thing in each replica.
+        request_router: Serve's request router in the process that calls; its own when None.
     """
     scheduler = engine.scheduler
     options = {
@@ -41,7 +47,7 @@ def replica_application(
     }
     described = serve.deployment(
         name=NAME,
-        num_replicas=deployment.num_replicas,
+        **_number(deployment),
         ray_actor_options=options,
         # Admission is the gateway's and the scheduler's: Serve must never be the one that holds a request back,
         # nor keep an abort or a question of health from getting through.
@@ -49,10 +55,39 @@ def replica_application(
         graceful_shutdown_timeout_s=deployment.grace_s + 5,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=deployment.health_period_s,
-        health_check_timeout_s=30,
+        health_check_timeout_s=deployment.health_timeout_s,
         max_constructor_retry_count=1,
+        request_router_config=_routed_by(request_router),
     )(Replica)
     return described.bind(engine, load_engine, place, configure_logs, deployment.stall_s)
+
+
+def _number(deployment: DeploymentSettings) -> dict[str, Any]:
+    """Serve's options for how many replicas there are. Its own delays are off: the policy has better ones."""
+    auto = deployment.autoscale
+    if auto.max_replicas is None:
+        return {"num_replicas": deployment.num_replicas}
+    bounds = {"min_replicas": auto.min_replicas, "max_replicas": auto.max_replicas}
+    targets = bounds | {
+        "kv_pressure": auto.target_kv_pressure,
+        "slot_pressure": auto.target_slot_pressure,
+        "queue_s": auto.target_queue_s,
+        "up_delay_s": auto.up_delay_s,
+        "down_delay_s": auto.down_delay_s,
+    }
+    config = AutoscalingConfig(
+        **bounds,
+        initial_replicas=deployment.num_replicas,
+        upscale_delay_s=0,
+        downscale_delay_s=0,
+        look_back_period_s=LOOK_BACK_S,
+        policy=AutoscalingPolicy(policy_function=Policy, policy_kwargs=targets),
+    )
+    return {"autoscaling_config": config}
+
+
+def _routed_by(request_router: type | None) -> RequestRouterConfig:
+    return RequestRouterConfig(request_router_class=request_router) if request_router else RequestRouterConfig()
 
 
 def load_engine(settings: EngineSettings, progress: Progress) -> EngineLike:

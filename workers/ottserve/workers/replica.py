@@ -6,6 +6,7 @@ How to load an engine and where this is are handed in, as functions to call wher
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from ottserve.workers.api import AbortResult, GenerationTask, LoadReport, ReplicaInfo, TextChunk, Unavailable
+from ottserve.workers.demand import DemandMeter
 from ottserve.workers.engine_thread import EngineLike, Progress
 from ottserve.workers.loop import EngineLoop
 from ottserve.workers.metrics import ReplicaMetrics
@@ -51,6 +53,7 @@ class Replica:
         here = place()
         self._replica_id = here.replica_id
         self._stall_s = stall_s
+        self._demand = DemandMeter(time.monotonic)
         self._metrics = ReplicaMetrics(self._replica_id, lambda: self._engine.snapshot)
         port = self._metrics.serve(settings.metrics.host, settings.metrics.port)
         host = here.address if settings.metrics.host in ("0.0.0.0", "::") else settings.metrics.host
@@ -92,6 +95,10 @@ class Replica:
     async def metrics_address(self) -> str:
         """`host:port` that Prometheus scrapes."""
         return self._metrics_address
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Asked by Serve where it scales: how much of this replica is in demand."""
+        return self._demand.read(self._engine.snapshot, self._facts.server) if self._engine.snapshot else {}
 
     async def check_health(self) -> None:
         """Asked by Serve again and again. Load never makes it unhealthy. Raises `Unhealthy`."""

@@ -115,10 +115,29 @@ class EngineSettings(Section):
         return self
 
 
+class AutoscaleSettings(Section):
+    """How the number of replicas follows the load."""
+
+    min_replicas: int = Field(1, ge=1, le=1024, description="Replicas there are without any load.")
+    max_replicas: int | None = Field(None, ge=1, le=1024, description="Most replicas; default: num_replicas, always.")
+    target_kv_pressure: float = Field(0.8, gt=0, le=1, description="Pages used or waited for, over those there are.")
+    target_slot_pressure: float = Field(0.8, gt=0, le=1, description="Slots used or waited for, over those there are.")
+    target_queue_s: float = Field(2.0, gt=0, description="Time that waiting prompts need at the measured token rate.")
+    up_delay_s: float = Field(5.0, ge=0, description="More replicas come when they were needed for so long.")
+    down_delay_s: float = Field(300.0, ge=0, description="Replicas go when they were too many for so long.")
+
+    @model_validator(mode="after")
+    def _contradictions(self) -> Self:
+        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas={self.max_replicas} is below min_replicas={self.min_replicas}")
+        return self
+
+
 class DeploymentSettings(Section):
     """How many replicas run, on what, and how Ray Serve watches them."""
 
-    num_replicas: int = Field(1, ge=1, le=1024, description="Replicas, each with a model and a cache of its own.")
+    num_replicas: int = Field(1, ge=1, le=1024, description="Replicas (at the start), each with a cache of its own.")
+    autoscale: AutoscaleSettings = AutoscaleSettings()  # type: ignore[call-arg]
     num_cpus: float | None = Field(
         None, gt=0, description="CPU cores of a replica; default 1 with a GPU, else its share of all but one."
     )
@@ -126,3 +145,16 @@ class DeploymentSettings(Section):
     stall_s: float = Field(120.0, gt=0, description="Work pending and no step for so long: the replica is replaced.")
     grace_s: float = Field(60.0, ge=0, description="Time for running requests to finish when a replica ends.")
     health_period_s: float = Field(1.0, gt=0, description="Serve asks a replica for its health this often.")
+    health_timeout_s: float = Field(10.0, gt=0, description="Three health checks unanswered for so long: replaced.")
+
+    @model_validator(mode="after")
+    def _starts_within_its_bounds(self) -> Self:
+        autoscale = self.autoscale
+        if autoscale.max_replicas is None:
+            return self
+        if not autoscale.min_replicas <= self.num_replicas <= autoscale.max_replicas:
+            raise ValueError(
+                f"num_replicas={self.num_replicas} is not between autoscale.min_replicas={autoscale.min_replicas} "
+                f"and autoscale.max_replicas={autoscale.max_replicas}"
+            )
+        return self
