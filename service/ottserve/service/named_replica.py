@@ -1,0 +1,40 @@
+"""Ray Serve's part in routing: it sends a request to the replica that the gateway named. Decides nothing by itself.
+
+The name travels as the call's multiplexed model id, the one thing of a call's options that a request router sees.
+Set `ray_environment.RAY_ENVIRONMENT` before importing this.
+"""
+
+from __future__ import annotations
+
+import random
+
+from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+_ROUTERS: dict[str, NamedReplicaRouter] = {}  # of this process by deployment: Serve makes them and hands them to nobody
+
+
+class NamedReplicaRouter(RequestRouter):
+    """The named replica first; after it, or without a name, any."""
+
+    def initialize_state(self) -> None:
+        """Called by Serve once."""
+        _ROUTERS[str(self._deployment_id)] = self
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Ranks of replicas, tried in turn."""
+        name = pending_request.metadata.multiplexed_model_id if pending_request else ""
+        if pending_request:
+            pending_request.routing_context.should_backoff = True
+        named = [replica for replica in candidate_replicas if replica.replica_id.unique_id == name]
+        others = [replica for replica in candidate_replicas if replica.replica_id.unique_id != name]
+        random.shuffle(others)
+        return [named, *([replica] for replica in others)]
+
+
+def roster(handle: DeploymentHandle) -> frozenset[str] | None:
+    """Ids of the replicas that take requests now; None where Serve routes by itself."""
+    router = _ROUTERS.get(str(handle.deployment_id))
+    return frozenset(replica_id.unique_id for replica_id in router.curr_replicas) if router else None
