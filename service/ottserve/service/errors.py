@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
+from ottserve.service.callers import Unauthenticated
 from ottserve.workers import api
 
 DOMAIN = "ottserve.v1"
@@ -29,6 +30,7 @@ class Row:
 TABLE: dict[type[api.OttserveError], Row] = {
     api.InvalidField: Row(grpc.StatusCode.INVALID_ARGUMENT, "invalid"),
     api.NotImplementedField: Row(grpc.StatusCode.INVALID_ARGUMENT, "not_served"),
+    Unauthenticated: Row(grpc.StatusCode.UNAUTHENTICATED, "unauthenticated"),
     api.QueueFull: Row(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue_full"),
     api.Unavailable: Row(grpc.StatusCode.UNAVAILABLE, "unavailable"),
     api.StreamBroken: Row(grpc.StatusCode.UNAVAILABLE, "stream_broken"),

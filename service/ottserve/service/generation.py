@@ -11,13 +11,15 @@ from contextlib import aclosing
 
 from ottserve.service import validate
 from ottserve.service.admission import Admission
+from ottserve.service.callers import ANYONE, Caller
 from ottserve.service.metrics import GatewayMetrics
 from ottserve.service.readiness import Readiness
 from ottserve.service.replicas import ReplicaClient
 from ottserve.service.router import Router
 from ottserve.service.settings import GatewaySettings
+from ottserve.service.turns import Turns
 from ottserve.v1 import generation_pb2 as pb
-from ottserve.workers.api import TextChunk
+from ottserve.workers.api import GenerationTask, TextChunk
 
 
 class Generations:
@@ -29,6 +31,7 @@ class Generations:
         replicas: ReplicaClient,
         readiness: Readiness,
         admission: Admission,
+        turns: Turns,
         metrics: GatewayMetrics,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -37,21 +40,32 @@ class Generations:
         self._admission = admission
         self._metrics = metrics
         self._router = Router(replicas)
+        self._turns = turns
         self._now = now
 
-    async def chunks(self, request: pb.GenerateRequest, remaining_s: float | None) -> AsyncGenerator[TextChunk, None]:
+    async def chunks(
+        self,
+        request: pb.GenerateRequest,
+        remaining_s: float | None,
+        accepted: Callable[[GenerationTask], None] = lambda task: None,
+        caller: Caller = ANYONE,
+    ) -> AsyncGenerator[TextChunk, None]:
         """What the replicas make of a request. Closing it ends the work and gives back its room.
 
         Args:
             request: its `request_id` is set.
             remaining_s: how long the caller waits; None for ever.
+            accepted: told the task, once it is one and has room.
+            caller: whose limits hold.
         """
         arrival = validate.arrival(self._now(), remaining_s)
         served = self._readiness.require()
-        with self._admission.admit(request.request_id) as permit:
+        with self._admission.admit(request.request_id, caller) as permit:
             task = await validate.generation_task(request, served, self._settings.default_max_new_tokens, arrival)
             permit.claim(task)
+            accepted(task)
             chunks = self._metrics.measured(self._router.stream(task), arrival.received_at)
-            async with aclosing(chunks):
+            async with self._turns.turn(caller.name, permit.num_tokens, task.priority), aclosing(chunks):
                 async for chunk in chunks:
+                    permit.count(chunk)
                     yield chunk

@@ -74,11 +74,17 @@ class Readiness:
         self._phase = Phase.LOADING
         self._changed = asyncio.Event()
         self._served: ServedModel | None = None
+        self._num_slots = 0
 
     @property
     def phase(self) -> Phase:
         """Where the gateway stands."""
         return self._phase
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that the replicas which answer compute together."""
+        return self._num_slots
 
     def require(self) -> ServedModel:
         """The model, or `Unavailable` with the reason why nobody can serve it now."""
@@ -121,6 +127,7 @@ class Readiness:
         except (OttserveError, TimeoutError) as error:
             log.debug("replicas do not answer", error=str(error) or type(error).__name__)
             loads = ()
+        self._num_slots = sum(load.slots_total for load in loads)
         if not loads:
             return Phase.NO_REPLICA if self._served else Phase.LOADING
         stalled = [self._progress.is_stalled(load, self._now()) for load in loads]

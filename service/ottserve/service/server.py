@@ -6,6 +6,7 @@ Knows not where the replicas are: whoever makes it hands over a `ReplicaClient`.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 import grpc
@@ -15,9 +16,11 @@ from grpc_reflection.v1alpha import reflection
 
 from ottserve.service.accounts import Accounts
 from ottserve.service.admission import Admission
+from ottserve.service.callers import Callers
 from ottserve.service.exposition import Exposition
 from ottserve.service.generation import Generations
 from ottserve.service.health import HealthServicer
+from ottserve.service.http.surface import http_server
 from ottserve.service.interceptors import CallInterceptor
 from ottserve.service.metrics import SERVICE, GatewayMetrics
 from ottserve.service.readiness import Phase, Readiness
@@ -25,6 +28,7 @@ from ottserve.service.replicas import ReplicaClient
 from ottserve.service.servicer import GenerationServicer
 from ottserve.service.settings import GatewaySettings
 from ottserve.service.tls import server_credentials
+from ottserve.service.turns import Turns
 from ottserve.v1 import generation_pb2_grpc
 
 log = structlog.get_logger(__name__)
@@ -35,21 +39,28 @@ class GatewayServer:
 
     Attributes:
         metrics: what it counts.
-        port, health_port, metrics_port: where it listens, known once it has started; None for a port it has not.
+        port, http_port, health_port, metrics_port: where it listens, known once it has started; None for a port that
+            it has not.
     """
 
     def __init__(self, settings: GatewaySettings, replicas: ReplicaClient) -> None:
         self.metrics = GatewayMetrics()
         self.port = settings.port
+        self.http_port = settings.http_port or None
         self.health_port = settings.tls.health_port
         self.metrics_port = settings.metrics.port
         self._settings = settings
         self._readiness = Readiness(replicas, settings)
         accounts = Accounts(self.metrics)
+        callers = Callers(settings.tokens_file)
         admission = Admission(settings.admission)
-        generations = Generations(settings, replicas, self._readiness, admission, self.metrics)
+        turns = Turns(lambda: 2 * self._readiness.num_slots if callers.are_told_apart else math.inf)
+        generations = Generations(settings, replicas, self._readiness, admission, turns, self.metrics)
+        self._http = http_server(
+            settings, generations, self._readiness, accounts, self.metrics.registry, callers.identify
+        )
         self._exposition = Exposition(settings.metrics, self.metrics.registry, replicas)
-        self._server = grpc.aio.server(interceptors=[CallInterceptor(accounts)], options=_options(settings))
+        self._server = grpc.aio.server(interceptors=[CallInterceptor(accounts, callers)], options=_options(settings))
         servicer = GenerationServicer(settings, replicas, self._readiness, generations)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, self._server)
         checks = HealthServicer(self._readiness)
@@ -69,10 +80,18 @@ class GatewayServer:
         """
         self.port = self._listen()
         self.metrics_port = await self._exposition.start()
+        if self._http is not None:
+            self.http_port = await self._http.start()
         await self._server.start()
         await self._plain_health.start()
         self._following = asyncio.create_task(self._readiness.follow())
-        log.info("gateway listens", host=self._settings.host, port=self.port, metrics_port=self.metrics_port)
+        log.info(
+            "gateway listens",
+            host=self._settings.host,
+            port=self.port,
+            http_port=self.http_port,
+            metrics_port=self.metrics_port,
+        )
 
     def _listen(self) -> int:
         """Opens the ports of gRPC; that of the service."""
@@ -107,16 +126,21 @@ class GatewayServer:
         ends_at = time.monotonic() + drain.probe_period_s + drain.grace_s
         self._readiness.drain()
         await asyncio.sleep(drain.probe_period_s)
-        await self._server.stop(max(0.0, ends_at - time.monotonic()))
+        grace_s = max(0.0, ends_at - time.monotonic())
+        await asyncio.gather(self._server.stop(grace_s), self._stop_http(grace_s))
         await self.close()
 
     async def close(self) -> None:
         """Ends everything now. Running calls are cancelled."""
-        await self._server.stop(None)
+        await asyncio.gather(self._server.stop(None), self._stop_http(0.0))
         await self._plain_health.stop(None)
         self._following.cancel()
         await self._exposition.stop()
         self._readiness.close()
+
+    async def _stop_http(self, grace_s: float) -> None:
+        if self._http is not None:
+            await self._http.stop(grace_s)
 
 
 def _options(settings: GatewaySettings) -> list[tuple[str, int]]:

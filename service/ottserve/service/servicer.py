@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-import grpc
-
 from ottserve.service import encode, validate
 from ottserve.service.generation import Generations
+from ottserve.service.interceptors import CallContext
 from ottserve.service.not_served import refuse_not_served
 from ottserve.service.readiness import Readiness
 from ottserve.service.replicas import ReplicaClient
 from ottserve.service.settings import GatewaySettings
 from ottserve.v1 import generation_pb2 as pb
 from ottserve.v1 import generation_pb2_grpc as pb_grpc
+from ottserve.workers.api import TextChunk
 
 # ruff: noqa: N802 - gRPC names the methods
 
@@ -34,18 +34,16 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         self._readiness = readiness
         self._generations = generations
 
-    async def Generate(
-        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
+    async def Generate(  # type: ignore[override] # the interceptor hands over its own context
+        self, request: pb.GenerateRequest, context: CallContext
     ) -> pb.GenerateResponse:
-        async with aclosing(self._generations.chunks(request, context.time_remaining())) as chunks:
+        async with aclosing(self._chunks(request, context)) as chunks:
             return encode.whole_answer(request.request_id, [chunk async for chunk in chunks])
 
-    async def GenerateStream(
-        self,
-        request: pb.GenerateRequest,
-        context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateStreamResponse],
+    async def GenerateStream(  # type: ignore[override] # as above
+        self, request: pb.GenerateRequest, context: CallContext
     ) -> AsyncGenerator[pb.GenerateStreamResponse, None]:
-        async with aclosing(self._generations.chunks(request, context.time_remaining())) as chunks:
+        async with aclosing(self._chunks(request, context)) as chunks:
             async for chunk in chunks:
                 for message in encode.stream_messages(chunk):
                     yield message
@@ -77,3 +75,6 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     async def FlushCache(self, request: pb.FlushCacheRequest, context: object) -> pb.FlushCacheResponse:
         refuse_not_served(request)
         return pb.FlushCacheResponse(num_pages_dropped=await self._replicas.flush_cache())
+
+    def _chunks(self, request: pb.GenerateRequest, context: CallContext) -> AsyncGenerator[TextChunk, None]:
+        return self._generations.chunks(request, context.remaining_s, caller=context.caller)
