@@ -22,7 +22,7 @@ VALUES = HERE.parent / "ottserve" / "values.yaml"
 REQUIRED = {
     "": ["model", "gateway", "metrics", "deployment"],
     "ModelSettings": ["path", "device"],
-    "GatewaySettings": ["port", "drain", "metrics"],
+    "GatewaySettings": ["port", "http_port", "drain", "metrics"],
     "DrainSettings": ["probe_period_s", "grace_s"],
     "GatewayMetricsSettings": ["port"],
     "MetricsSettings": ["port"],

@@ -88,6 +88,21 @@ def test_ports_and_probes_follow_the_settings(render: Render, mode: dict[str, An
     assert rendered.one("Pod")["spec"]["containers"][0]["args"][-1] == "--target=demo-ottserve:6000"
 
 
+@pytest.mark.parametrize("http_port", [8080, 0])
+def test_http_is_open_to_callers_where_the_program_listens(
+    render: Render, mode: dict[str, Any], http_port: int
+) -> None:
+    rendered = render(mode, {"settings": {"gateway": {"http_port": http_port}}})
+    expected = [http_port] if http_port else []
+    for service in rendered.of("Service"):
+        assert [port["port"] for port in service["spec"]["ports"] if port["name"] == "http"] == expected
+    (container,) = rendered.pods()["gateway" if mode["mode"] == "rayservice" else "server"]["containers"]
+    assert [port["containerPort"] for port in container["ports"] if port["name"] == "http"] == expected
+    (_, callers, *_) = rendered.one("NetworkPolicy")["spec"]["ingress"]
+    assert [port["port"] for port in callers["ports"]] == [50051, *expected]
+    assert rendered.settings()["gateway"]["http_port"] == http_port, "left out, the program would take its default"
+
+
 def test_a_pod_is_killed_only_after_all_that_the_program_may_take(render: Render, mode: dict[str, Any]) -> None:
     drain = {"gateway": {"drain": {"probe_period_s": 3, "grace_s": 100}}, "deployment": {"grace_s": 50}}
     rendered = render(mode, {"settings": drain, "lifecycle": {"preStopSeconds": 7, "marginSeconds": 20}})
@@ -168,6 +183,7 @@ def test_contradictions_are_refused_with_both_values(
         {"settings": {"cache": {"polic": "ott"}}},
         {"settings": {"cache": {"policy": "mystery"}}},
         {"settings": {"gateway": {"port": 0}}},
+        {"settings": {"gateway": {"http_port": None}}},
         {"image": {"tag": "latest"}},
         {"replica": {"memory": "8G"}},
         {"runAsUser": 0},

@@ -68,7 +68,8 @@ def test_it_starts_the_command_that_is_installed() -> None:
 
 def test_it_exposes_the_ports_of_the_chart() -> None:
     settings = yaml.safe_load((ROOT / "helm" / "ottserve" / "values.yaml").read_text())["settings"]
-    ports = [settings["gateway"]["port"], settings["gateway"]["metrics"]["port"], settings["metrics"]["port"]]
+    gateway = settings["gateway"]
+    ports = [gateway["port"], gateway["http_port"], gateway["metrics"]["port"], settings["metrics"]["port"]]
     assert rests("EXPOSE") == [" ".join(map(str, ports))]
 
 

@@ -64,5 +64,10 @@ def test_secrets_come_by_name_only(render: Render) -> None:
 
 def test_only_named_ports_are_open(render: Render) -> None:
     rules = render().one("NetworkPolicy")["spec"]["ingress"]
-    assert [[port["port"] for port in rule.get("ports", [])] for rule in rules] == [[], [50051], [9464, 9465], [8265]]
+    assert [[port["port"] for port in rule.get("ports", [])] for rule in rules] == [
+        [],
+        [50051, 8000],
+        [9464, 9465],
+        [8265],
+    ]
     assert "podSelector" in rules[0]["from"][0], "all ports are open only to the release's own pods"
