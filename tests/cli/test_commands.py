@@ -15,7 +15,7 @@ from ottserve import client as oc
 from ottserve.cli.connect import DEFAULT_TARGET, explain
 from ottserve.cli.main import app
 
-COMMANDS = ("serve", "settings", "generate", "chat", "info", "tokenize", "metrics", "wait-idle", "capacity")
+COMMANDS = ("serve", "settings", "generate", "chat", "info", "tokenize", "metrics", "wait-idle", "capacity", "latency")
 
 
 def run(*arguments: str) -> tuple[int, str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ottserve.cli import ask, bench, capacity, chat, evaluate, idle, info, metrics, serve, tokens
+from ottserve.cli import ask, bench, capacity, chat, evaluate, idle, info, latency, metrics, serve, tokens
 
 app = typer.Typer(
     name="ottserve",
@@ -21,6 +21,7 @@ app.command("info")(info.info)
 app.command("tokenize")(tokens.tokenize)
 app.command("evaluate")(evaluate.evaluate)
 app.command("bench")(bench.bench)
+app.command("latency")(latency.latency)
 app.command("metrics")(metrics.metrics)
 app.command("wait-idle")(idle.wait_idle)
 app.command("capacity")(capacity.capacity)

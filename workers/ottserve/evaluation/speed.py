@@ -152,17 +152,18 @@ def _decode_rate(engine: Engine, prompts: Prompts, num_new_tokens: int) -> float
         engine.add(GenerationTask(str(number), prompt, SamplingParams(temperature=0.0), stops, time.time()))
     waiting = {str(number) for number in range(len(prompts))}
     while waiting:
-        waiting -= {chunk.request_id for chunk in _step(engine)}
+        waiting -= {chunk.request_id for chunk in step(engine)}
     before, begin = engine.counters.num_generated_tokens, time.perf_counter()
-    while not any(chunk.finish for chunk in _step(engine)):
+    while not any(chunk.finish for chunk in step(engine)):
         pass
     made, took_s = engine.counters.num_generated_tokens - before, time.perf_counter() - begin
     while engine.has_work:
-        _step(engine)
+        step(engine)
     return made / took_s
 
 
-def _step(engine: Engine) -> list[TextChunk]:
+def step(engine: Engine) -> list[TextChunk]:
+    """What one step brought forth. Raises what ended a request."""
     chunks = []
     for _, event in engine.step():
         if isinstance(event, OttserveError):
