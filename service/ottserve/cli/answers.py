@@ -25,6 +25,15 @@ def write_stream(chunks: Iterable[Chunk]) -> tuple[str, Finish]:
     raise RuntimeError("the stream ended without a finish")
 
 
+def write_samples(answer: Answer) -> list[Finish]:
+    """Write every sample, each under a line on standard error that names it; their ends."""
+    samples = (answer, *answer.others)
+    for sample in samples:
+        typer.echo(f"[{sample.finish.index + 1} of {len(samples)}, seed {sample.finish.seed}]", err=True)
+        typer.echo(sample.text)
+    return [sample.finish for sample in samples]
+
+
 def write_usage(finish: Finish) -> None:
     """One line on standard error, so that the answer alone can be piped."""
     usage, timings = finish.usage, finish.timings
@@ -39,6 +48,4 @@ def write_usage(finish: Finish) -> None:
 
 def write_json(answer: Answer) -> None:
     """One JSON object a line."""
-    record = dataclasses.asdict(answer)
-    record["finish"]["reason"] = answer.finish.reason.value
-    typer.echo(json.dumps(record, ensure_ascii=False))
+    typer.echo(json.dumps(dataclasses.asdict(answer), ensure_ascii=False, default=lambda reason: reason.value))

@@ -16,6 +16,8 @@ RepetitionPenalty = Annotated[float | None, typer.Option(help="Over 1 makes toke
 Seed = Annotated[int | None, typer.Option(help="Makes the answer reproducible.")]
 MaxNewTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
 Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given again.")]
+Samples = Annotated[int | None, typer.Option("--n", help="Answers to the same prompt, each by a seed of its own.")]
+Priority = Annotated[int | None, typer.Option(help="The higher goes first where requests wait; -100 to 100.")]
 System = Annotated[str | None, typer.Option(help="System message of the chat.")]
 
 
@@ -31,6 +33,8 @@ def generate(
     seed: Seed = None,
     max_new_tokens: MaxNewTokens = None,
     stop: Stop = None,
+    n: Samples = None,
+    priority: Priority = None,
     json_schema: Annotated[str | None, typer.Option(help="The answer is JSON that this schema accepts.")] = None,
     regex: Annotated[str | None, typer.Option(help="The answer matches this regular expression.")] = None,
     choice: Annotated[list[str] | None, typer.Option(help="The answer is one of these; give it again.")] = None,
@@ -43,7 +47,7 @@ def generate(
     tls: Tls = False,
     ca_file: CaFile = None,
 ) -> None:
-    """Answer a prompt, word by word as the answer appears."""
+    """Answer a prompt, word by word as the answer appears; several answers one after the other when all have ended."""
     from ottserve.cli import answers
     from ottserve.client import Options
 
@@ -60,6 +64,8 @@ def generate(
         regex=regex,
         choice=tuple(choice) if choice else None,
         include_stop_text=include_stop_text or None,
+        n=n,
+        priority=priority,
     )
     if sum(form is not None for form in (json_schema, regex, options.choice)) > 1:
         raise typer.BadParameter("an answer has one form: --json-schema, --regex or --choice")
@@ -71,9 +77,13 @@ def generate(
         if as_json:
             answers.write_json(client.generate(source, options, timeout_s))
             return
-        _, finish = answers.write_stream(client.stream(source, options, timeout_s))
+        if n is not None and n > 1:
+            finishes = answers.write_samples(client.generate(source, options, timeout_s))
+        else:
+            finishes = [answers.write_stream(client.stream(source, options, timeout_s))[1]]
     if usage:
-        answers.write_usage(finish)
+        for finish in finishes:
+            answers.write_usage(finish)
 
 
 def _chat(text: str, system: str | None):  # type: ignore[no-untyped-def]
