@@ -7,13 +7,13 @@ STAMP := $(VENV)/installed
 CONSTRAINTS := .ci/constraints.txt
 WORKLOAD := short
 
-# With an NVIDIA GPU the index's own build of torch is taken, and the Triton that belongs to it.
+# Each build of torch asks for a Triton of its own. With an NVIDIA GPU the index's own build is taken.
 ifneq ($(shell command -v nvidia-smi 2>/dev/null),)
 EXTRAS := dev,gpu
 UNPINNED := torch|triton
 else
 EXTRAS := dev
-UNPINNED := none
+UNPINNED := triton
 endif
 
 .DEFAULT_GOAL := help
