@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 import yaml
 
+from helm import rehearse
+
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "helm" / "Dockerfile"
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Name and rest of each instruction, continued lines joined, comments left out."""
-    lines = [line for line in DOCKERFILE.read_text().splitlines() if not line.startswith("#")]
-    joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
-    return [(name, rest) for name, _, rest in (line.partition(" ") for line in joined.splitlines() if line)]
+    return list(rehearse.instructions(DOCKERFILE.read_text()))
 
 
 def rests(name: str) -> list[str]:
@@ -82,14 +81,62 @@ def test_the_bundled_model_is_the_one_that_make_installs() -> None:
 def test_the_step_that_chooses_the_variant(tmp_path: Path, variant: str, keeps_torch: bool, status: int) -> None:
     """The shell of that step, run on a copy of the constraints."""
     (tmp_path / "constraints.txt").write_text((ROOT / ".ci" / "constraints.txt").read_text())
-    (step,) = [rest for rest in rests("RUN") if rest.startswith("case")]
+    (step,) = [rest for rest in rests("RUN") if "case " in rest]
     environment: dict[str, Any] = {"VARIANT": variant, "TORCH_INDEX": "", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(["sh", "-c", step], cwd=tmp_path, env=environment, capture_output=True, check=False)
     assert done.returncode == status, done.stderr
-    assert ("\ntorch==" in (tmp_path / "constraints.txt").read_text()) == keeps_torch
+    left = (tmp_path / "constraints.txt").read_text()
+    assert ("\ntorch==" in left) == keeps_torch
+    assert "\ntriton==" not in left, "each build of torch asks for a Triton of its own"
 
 
 @pytest.mark.parametrize("step", rests("RUN"))
 def test_every_step_is_shell_that_parses(step: str) -> None:
     subprocess.run(["sh", "-n", "-c", step], check=True)
     assert shlex.split(step)
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> rehearse.Image:
+    """An image without steps, and a context of one file."""
+    made = rehearse.Image(tmp_path, {"VARIANT": "gpu"})
+    made.context.mkdir()
+    (made.context / "a.txt").write_text("from the tree")
+    return made
+
+
+def test_a_rehearsal_does_the_steps_inside_its_folder(image: rehearse.Image) -> None:
+    steps = """
+        ARG VARIANT=cpu
+        ENV PATH=/opt/own/bin:$PATH WORD=said
+        WORKDIR /src
+        COPY a.txt b.txt
+        RUN mkdir -p /opt/own/bin && echo 'echo own' > /opt/own/bin/owner && chmod +x /opt/own/bin/owner
+        RUN cat b.txt > out && echo "$VARIANT $WORD $(owner)" >> out
+        USER 10001:10001
+    """
+    for line in steps.split("\n"):
+        if line.strip():
+            image.step(*line.strip().split(" ", 1))
+    assert (image.folder / "root" / "src" / "out").read_text() == "from the treegpu said own\n"
+    assert not Path("/opt/own").exists()
+
+
+def test_a_rehearsal_names_what_needs_root(image: rehearse.Image, capfd: pytest.CaptureFixture[str]) -> None:
+    image.step("RUN", "useradd --uid 10001 ottserve && rm -rf /var/lib/apt/lists/*")
+    assert "left out: useradd --uid 10001 ottserve" in capfd.readouterr().err
+
+
+def test_a_rehearsal_fails_where_a_step_fails(image: rehearse.Image) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        image.step("RUN", "true; false; true")
+    with pytest.raises(ValueError, match="HEALTHCHECK"):
+        image.step("HEALTHCHECK", "NONE")
+
+
+def test_every_instruction_can_be_rehearsed() -> None:
+    """And absolute paths that steps write to are seen as such."""
+    known = {"FROM", "ARG", "ENV", "WORKDIR", "COPY", "RUN", "ENTRYPOINT", "USER", "EXPOSE", "CMD"}
+    assert {name for name, _ in instructions()} <= known
+    for step in rests("RUN"):
+        assert not re.search(r"(?:rm|cp|mv|>)[^&|;]*[ >]/(?!root/)", rehearse.ABSOLUTE.sub("/root/", step)), step
