@@ -85,6 +85,8 @@ def _refusal(detail: Mapping[str, Any]) -> InvalidField:
             return not_served(f"{field}.{name}" if field else name, repr(value[name])[:80])
         case "extra_forbidden":
             return NotImplementedField(f"{field}: there is no such field here", field, repr(value)[:80], "left out")
+        case "model_type":
+            return invalid(field or "body", value, "an object")
         case "missing":
             return InvalidField(f"{field}: required", field, "nothing", "required")
         case _:

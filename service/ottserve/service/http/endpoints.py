@@ -24,8 +24,8 @@ from ottserve.workers.api import invalid
 
 MAX_CHOICES = 128
 
-Authenticate = Callable[[Sequence[str]], Caller]
-"""The `authorization` headers of a call → who calls. Raises an `OttserveError` for one who must not."""
+Authenticate = Callable[[str | None], Caller]
+"""What a call has under `authorization`, if anything → who calls. Raises an `OttserveError` for one who must not."""
 
 
 class Endpoints:
@@ -78,7 +78,7 @@ class Endpoints:
         await self._answer(visit, body, ChatShape(served.tokenizer.bytes), served, caller, [request], prompts)
 
     def _caller(self, visit: Visit) -> Caller:
-        return self._authenticate(visit.request.headers.getlist("authorization"))
+        return self._authenticate(visit.request.headers.get("authorization"))
 
     async def _answer(
         self,
