@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 
-from cache_rows import KV_MEMORY, OUTLIERS, PREFIX_CACHE, REPLICAS
+from cache_rows import KV_MEMORY, OUTLIERS, PREFIX_CACHE
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as models
 from panels import DATASOURCE
+from replica_rows import AUTOSCALING, REPLICAS
 from traffic_rows import LATENCY, OVERVIEW, THROUGHPUT
 
-ROWS = (OVERVIEW, LATENCY, THROUGHPUT, KV_MEMORY, OUTLIERS, PREFIX_CACHE, REPLICAS)
+ROWS = (OVERVIEW, LATENCY, THROUGHPUT, KV_MEMORY, OUTLIERS, PREFIX_CACHE, AUTOSCALING, REPLICAS)
 
 
 def build() -> dashboard.Dashboard:

@@ -1,9 +1,9 @@
-"""Rows on the cache and on each replica. Knows the metrics, not Grafana."""
+"""Rows on the cache. Knows the metrics, not Grafana."""
 
 from __future__ import annotations
 
 from panels import Kind, Panel, Row, Unit
-from queries import rate, ratio, series, share, total
+from queries import rate, series, share, total
 
 PAGES = "ottserve_kv_pages"
 PLACES = "ottserve_outlier_places"
@@ -132,54 +132,6 @@ PREFIX_CACHE = Row(
             {"{{kind}}": total("ottserve_host_memory_bytes", by="kind")},
             "Outliers beside cached prefixes, and preempted requests.",
             Kind.STACKED,
-        ),
-    ),
-)
-
-REPLICAS = Row(
-    "Each replica",
-    (
-        Panel(
-            "Running", Unit.NUMBER, {"{{instance}}": series("ottserve_running_requests")}, "Requests being computed."
-        ),
-        Panel(
-            "Waiting",
-            Unit.NUMBER,
-            {"{{instance}}, {{reason}}": total("ottserve_waiting_requests", by="instance, reason")},
-            "By what for. Slots or pages, lasting, ask for another replica; queue is for those before.",
-        ),
-        Panel(
-            "Waiting tokens",
-            Unit.NUMBER,
-            {"{{instance}}": series("ottserve_waiting_tokens")},
-            "Prompt tokens that wait.",
-        ),
-        Panel(
-            "Generated",
-            Unit.PER_S,
-            {"{{instance}}": rate("ottserve_generated_tokens_total", by="instance")},
-            "Tokens generated a second.",
-        ),
-        Panel(
-            "Pages used",
-            Unit.SHARE,
-            {"{{instance}}": ratio(total(PAGES, USED, "instance"), total(PAGES, by="instance"))},
-            "Pages held by requests, of the replica's.",
-            max=1,
-        ),
-        Panel(
-            "Time since the last step",
-            Unit.SECONDS,
-            {"{{instance}}": f"time() - {series('ottserve_last_step_timestamp_seconds')}"},
-            "Grows on an idle replica; with work pending it tells of a stalled engine.",
-        ),
-        Panel(
-            "What runs",
-            Unit.NUMBER,
-            {"": series("ottserve_replica_info")},
-            "Model, policy, device and version.",
-            Kind.TABLE,
-            24,
         ),
     ),
 )
