@@ -42,7 +42,8 @@ def draw(title: str, panels: list[tuple[Panel, list[Series]]], path: Path) -> No
 
 def _lines(axis: Axes, panel: Panel, series: list[Series]) -> None:
     defaults = panel["fieldConfig"]["defaults"]
-    series = [one for one in series if any(one.values)] or series  # lines at 0 say nothing beside others
+    # Lines at 0 say nothing beside others.
+    series = [one for one in series if any(value and math.isfinite(value) for value in one.values)] or series
     if defaults.get("custom", {}).get("stacking", {}).get("mode") == "normal":
         moments = sorted({moment for one in series for moment in one.times_s})
         stacked = [dict(zip(one.times_s, one.values, strict=True)) for one in series]

@@ -136,6 +136,26 @@ def test_every_alert_says_what_happened_and_what_to_do(rules: list[dict[str, Any
             assert f"### {rule['alert']}\n" in operations
 
 
+def test_the_runbook_has_no_other_alert(rules: list[dict[str, Any]]) -> None:
+    told = re.findall(r"^### (Ottserve\w+)$", (DOCS / "operations.md").read_text(), re.MULTILINE)
+    assert sorted(told) == sorted(rule["alert"] for rule in rules if "alert" in rule)
+
+
+def test_there_is_an_alert_for_each_way_to_fail(rules: list[dict[str, Any]]) -> None:
+    """Latency twice, errors, refusals, KV pressure, frozen heads, a stalled engine, and who is lost."""
+    alerts = {rule["alert"].removeprefix("Ottserve") for rule in rules if "alert" in rule}
+    assert alerts >= {"SlowFirstToken", "SlowTokens", "Errors", "Refusals", "KVPressure", "FrozenHeads"}
+    assert alerts >= {"EngineStalled", "ReplicaLost", "GatewayLost"}
+
+
+def test_every_row_of_the_dashboard_is_pictured(dashboard: dict[str, Any]) -> None:
+    page = (DOCS / "dashboard.md").read_text()
+    for title in (panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"):
+        picture = f"dashboard/{title.lower().replace(' ', '-')}.png"
+        assert re.search(rf"^## {title}$[^#]*\]\({picture}\)", page, re.MULTILINE), title
+        assert 10_000 < (DOCS / picture).stat().st_size < 150_000, picture
+
+
 def test_settings_and_values_that_the_runbook_names_exist(chart_values: dict[str, Any]) -> None:
     """`scheduler.max_running` is a setting; `replica.memory` and `settings.model.path` are values of the chart."""
     settings = {line.split()[0] for line in describe()}
