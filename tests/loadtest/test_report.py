@@ -128,7 +128,9 @@ def test_a_failed_share_above_its_limit_is_missed(make_workload: Make) -> None:
 def test_a_run_without_answers_meets_nothing(make_workload: Make) -> None:
     report = report_of(make_workload(objectives={"first_token_p99_s": 1, "good_share": 0}))
     assert [(o["reached"], o["met"]) for o in report["objectives"]] == [(None, False)] * 3
-    assert "nothing measured" in markdown(json.loads(json.dumps(report)))
+    page = markdown(json.loads(json.dumps(report)))
+    assert "nothing measured" in page
+    assert "no request began after the warm-up" in page
 
 
 def test_processes_are_merged(make_workload: Make) -> None:

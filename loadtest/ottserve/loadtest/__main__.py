@@ -16,6 +16,10 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 WorkloadFile = Annotated[Path, typer.Argument(help="YAML file; loadtest/workloads has some.", exists=True)]
 Target = Annotated[str, typer.Option(help="Service to call, as host:port.", envvar="OTTSERVE_TARGET")]
 Token = Annotated[str | None, typer.Option(help="Bearer token.", envvar="OTTSERVE_TOKEN")]
+Tls = Annotated[bool, typer.Option("--tls", help="Encrypt; trusts the system's certificates.")]
+CaFile = Annotated[
+    Path | None, typer.Option(help="Encrypt; trusts these PEM certificates.", exists=True, dir_okay=False)
+]
 DurationS = Annotated[float | None, typer.Option(help="Instead of the workload's.", min=0.1)]
 WarmUpS = Annotated[float | None, typer.Option(help="Instead of the workload's.", min=0)]
 Seed = Annotated[int | None, typer.Option(help="Instead of the workload's.", min=0)]
@@ -34,6 +38,8 @@ def run_command(
     remote: Annotated[bool, typer.Option("--remote", help="Wait for workers instead of starting them here.")] = False,
     master_port: MasterPort = 5557,
     token: Token = None,
+    tls: Tls = False,
+    ca_file: CaFile = None,
     duration_s: DurationS = None,
     warm_up_s: WarmUpS = None,
     seed: Seed = None,
@@ -42,15 +48,19 @@ def run_command(
     asked = _read(workload, duration_s=duration_s, warm_up_s=warm_up_s, seed=seed)
     from ottserve.loadtest import run as runs  # noqa: PLC0415  locust replaces parts of the standard library
     from ottserve.loadtest.pages import write  # noqa: PLC0415  gRPC comes after locust
+    from ottserve.loadtest.service import RunFailed, Service  # noqa: PLC0415  likewise
 
-    arguments = [str(workload), "--target", target]
-    for name, value in (("token", token), ("duration-s", duration_s), ("warm-up-s", warm_up_s), ("seed", seed)):
+    arguments = [str(workload), "--target", target, *(["--tls"] if tls else [])]
+    options = {"ca-file": ca_file, "duration-s": duration_s, "warm-up-s": warm_up_s, "seed": seed}
+    for name, value in options.items():
         if value is not None:
             arguments += [f"--{name}", str(value)]
-    plan = runs.Plan(workload.stem, asked, target, token, arguments, processes, not remote, master_port)
+    service = Service(target, token, tls, ca_file)
+    plan = runs.Plan(workload.stem, asked, service, arguments, processes, not remote, master_port)
+    typer.echo(f"sending {workload.stem} to {target} for {asked.duration_s:g} s ...", err=True)
     try:
         report = runs.run(plan)
-    except runs.RunFailed as error:
+    except RunFailed as error:
         _fail(str(error))
     write(report, out)
     typer.echo((out / "report.md").read_text())
@@ -68,6 +78,8 @@ def worker_command(
     master_host: Annotated[str, typer.Option(help="Where the master runs.")] = "127.0.0.1",
     master_port: MasterPort = 5557,
     token: Token = None,
+    tls: Tls = False,
+    ca_file: CaFile = None,
     duration_s: DurationS = None,
     warm_up_s: WarmUpS = None,
     seed: Seed = None,
@@ -75,8 +87,9 @@ def worker_command(
     """Send a share of a workload for a master; everything but the last options is as the master has it."""
     asked = _read(workload, duration_s=duration_s, warm_up_s=warm_up_s, seed=seed)
     from ottserve.loadtest.run import work  # noqa: PLC0415  locust replaces parts of the standard library
+    from ottserve.loadtest.service import Service  # noqa: PLC0415  gRPC comes after locust
 
-    work(asked, target, token, (master_host, master_port), number, of)
+    work(asked, Service(target, token, tls, ca_file), (master_host, master_port), number, of)
 
 
 @app.command("compare")

@@ -18,6 +18,7 @@ from locust import User, task
 
 from ottserve import client as oc
 from ottserve.loadtest.draw import Drawn, Requests, gaps_s
+from ottserve.loadtest.service import Service
 from ottserve.loadtest.stream import CANCELLED, COMPLETED, Timed, send
 from ottserve.loadtest.tally import Tally
 from ottserve.loadtest.workload import ClosedLoop, OpenLoop, Workload
@@ -39,8 +40,7 @@ class Session:
     """
 
     workload: Workload
-    target: str
-    token: str | None
+    service: Service
     token_ids: tuple[int, ...]
     tally: Tally
     process: int = 0
@@ -69,10 +69,6 @@ class Session:
     def measured_s(self) -> float:
         """Time from the end of the warm-up to the last answer."""
         return max(0.0, self.last_end_at - self.began_at - self.workload.warm_up_s)
-
-    def connect(self) -> oc.Client:
-        """A channel of its own: callers on one would share its connection and its flow control."""
-        return oc.Client(self.target, token=self.token, retry=oc.RetryPolicy(max_attempts=1))
 
 
 class Caller(User):
@@ -122,7 +118,7 @@ class ClosedLoopCaller(Caller):
 
     def on_start(self) -> None:
         """Connect once."""
-        self.client = self.session.connect()
+        self.client = self.session.service.connect()
 
     def on_stop(self) -> None:
         """Let go of the connection."""
@@ -153,7 +149,7 @@ class OpenLoopCaller(Caller):
             gevent.sleep(0.1)
             return
         with ExitStack() as stack:
-            clients = [stack.enter_context(session.connect()) for _ in range(NUM_CHANNELS)]
+            clients = [stack.enter_context(session.service.connect()) for _ in range(NUM_CHANNELS)]
             self._send_all(arrivals, clients)
 
     def _send_all(self, arrivals: OpenLoop, clients: list[oc.Client]) -> None:

@@ -30,7 +30,7 @@ def write(report: Report, folder: Path) -> None:
 
 def markdown(report: Report) -> str:
     """One report."""
-    workload, rates = report["workload"], report["rates"]
+    workload = report["workload"]
     lines = [
         f"# {workload['name']}: {workload['about']}",
         "",
@@ -44,8 +44,7 @@ def markdown(report: Report) -> str:
         + ", ".join(f"{count:,} {name.removesuffix('_tokens')}" for name, count in report["tokens"].items())
         + ".",
         "",
-        f"{rates['requests_per_s']:.2f} requests/s, of which {rates['good_requests_per_s']:.2f} within the limits; "
-        f"{rates['output_tokens_per_s']:.1f} tokens/s.",
+        _rates(report),
         "",
         f"| ms | {' | '.join(COLUMNS)} | n |",
         f"|---|{'---:|' * (len(COLUMNS) + 1)}",
@@ -54,6 +53,16 @@ def markdown(report: Report) -> str:
         *_objectives(report),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _rates(report: Report) -> str:
+    if not any(summary["num"] for summary in report["times"].values()):
+        return "Nothing was measured: no request began after the warm-up. Send for longer, or warm up for less."
+    rates = report["rates"]
+    return (
+        f"{rates['requests_per_s']:.2f} requests/s, of which {rates['good_requests_per_s']:.2f} within the limits; "
+        f"{rates['output_tokens_per_s']:.1f} tokens/s."
+    )
 
 
 def _row(title: str, summary: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -15,9 +16,9 @@ import gevent
 from locust.env import Environment
 from locust.runners import MasterRunner, Runner
 
-from ottserve import client as oc
 from ottserve.loadtest.callers import Session, caller_class, num_callers
 from ottserve.loadtest.report import Circumstances, make_report
+from ottserve.loadtest.service import RunFailed, Service
 from ottserve.loadtest.tally import Tally
 from ottserve.loadtest.workload import Workload
 
@@ -27,28 +28,19 @@ MARGIN_S = 30.0
 POLL_S = 0.2
 
 
-class RunFailed(Exception):
-    """The run could not be made; the message says why."""
-
-
-class ServiceUnreachable(RunFailed):
-    """Nobody answers at the target, or not as a service does."""
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A run.
 
     Attributes:
-        arguments: of the command line, for the workers of this machine.
+        arguments: of the command line, for the workers of this machine; the token is not among them.
         num_processes: 1 sends from this process; more need as many workers.
         starts_workers: whether to start them here, or to wait for some from elsewhere.
     """
 
     name: str
     workload: Workload
-    target: str
-    token: str | None
+    service: Service
     arguments: list[str]
     num_processes: int = 1
     starts_workers: bool = True
@@ -61,29 +53,12 @@ def run(plan: Plan) -> dict[str, Any]:
     Raises:
         RunFailed: the service does not answer, workers did not come, or requests did not end.
     """
-    session, server = open_session(plan.workload, plan.target, plan.token)
-    here = Circumstances(
-        plan.name, plan.target, datetime.now(UTC).isoformat(timespec="seconds"), plan.num_processes, server
-    )
+    said, token_ids = plan.service.facts()
+    session = Session(plan.workload, plan.service, token_ids, Tally())
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    here = Circumstances(plan.name, plan.service.target, started_at, plan.num_processes, said)
     measured_s = _send_alone(session) if plan.num_processes == 1 else _send_together(plan, session)
     return make_report(plan.workload, session.tally, here, max(measured_s, 1e-9))
-
-
-def open_session(workload: Workload, target: str, token: str | None) -> tuple[Session, dict[str, Any]]:
-    """What callers share, and what the service says of itself."""
-    try:
-        with oc.Client(target, token=token) as client:
-            model, server = client.model_info(), client.server_info()
-    except oc.ClientError as error:
-        raise ServiceUnreachable(f"{target}: {error.message}") from error
-    facts = {
-        "model": model.model,
-        "version": server.version,
-        "policy": server.cache.policy,
-        "device": server.engine.device,
-    }
-    ids = tuple(token_id for token_id in range(model.vocab_size) if token_id not in model.eos_token_ids)
-    return Session(workload, target, token, ids, Tally()), facts
 
 
 def _send_alone(session: Session) -> float:
@@ -115,10 +90,10 @@ def _send_together(plan: Plan, session: Session) -> float:
     return max(ended.values())
 
 
-def work(workload: Workload, target: str, token: str | None, master: tuple[str, int], number: int, of: int) -> None:
+def work(workload: Workload, service: Service, master: tuple[str, int], number: int, of: int) -> None:
     """Send a share of a load for a master, until it says that this is the end."""
-    session, _ = open_session(workload, target, token)
-    session.process, session.share = number, 1 / of
+    _, token_ids = service.facts()
+    session = Session(workload, service, token_ids, Tally(), number, 1 / of)
     environment = Environment(user_classes=[caller_class(session)])
     runner = environment.create_worker_runner(*master)
 
@@ -156,7 +131,10 @@ def _workers(plan: Plan) -> Iterator[None]:
     numbers = range(plan.num_processes) if plan.starts_workers else range(0)
     command = [sys.executable, "-m", "ottserve.loadtest", "worker", *plan.arguments]
     options = ["--master-port", str(plan.master_port), "--of", str(plan.num_processes)]
-    processes = [subprocess.Popen([*command, *options, "--number", str(number)]) for number in numbers]
+    token = {"OTTSERVE_TOKEN": plan.service.token} if plan.service.token else {}  # argv is everybody's to read
+    processes = [
+        subprocess.Popen([*command, *options, "--number", str(number)], env=os.environ | token) for number in numbers
+    ]
     try:
         yield
         for process in processes:
