@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import pytest
 import torch
 
 from ottserve.workers.api import DeadlineExceeded, DuplicateRequest, FinishReason, Internal, TextChunk
+from ottserve.workers.engine.live import LiveRequest
 from ottserve.workers.kv.table import POLICIES
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -146,6 +148,35 @@ def test_a_seed_fixes_the_answer_whatever_else_runs(make_engine, make_task, run_
     batched = run_to_end(make_engine(max_running=8), *others[:4], seeded("r"), *others[4:]).token_ids
     assert batched["r"] == alone
     assert len(set(batched.values())) == 8
+
+
+def test_seeds_and_answers_stay_together_in_any_order(make_engine, make_task, run_to_end):
+    """Eight seeds, shuffled twice, four at a time; as good as all of them give different texts."""
+
+    def texts(seeds: list[int]) -> dict[str, tuple[int, ...]]:
+        tasks = [make_task("abc", request_id=str(seed), temperature=30.0, seed=seed, max_new=20) for seed in seeds]
+        return run_to_end(make_engine(), *tasks).token_ids
+
+    seeds = [2**63 + 7 * i for i in range(8)]
+    shuffled = random.Random(1).sample(seeds, 8), random.Random(2).sample(seeds, 8)
+    first, second = (texts(order) for order in shuffled)
+    assert shuffled[0] != shuffled[1] and first == second
+    assert len(set(first.values())) >= 7
+
+
+def test_a_row_whose_text_cannot_be_made_fails_alone(make_engine, make_task, run_to_end, monkeypatch):
+    engine, push = make_engine(), LiveRequest.push
+
+    def push_or_fail(live: LiveRequest, *rest: object) -> object:
+        if live.task.request_id == "unlucky":
+            raise RuntimeError("a planted fault")
+        return push(live, *rest)
+
+    monkeypatch.setattr(LiveRequest, "push", push_or_fail)
+    answers = run_to_end(engine, *[make_task("a", request_id=name, max_new=3) for name in ("fine", "unlucky", "well")])
+    error = answers.ends["unlucky"]
+    assert isinstance(error, Internal) and error.reason == "output_failed" and "planted" not in str(error)
+    assert answers.text == {"fine": "bcd", "well": "bcd"}
 
 
 def test_reports_what_lies_in_the_pools(make_engine, make_task):

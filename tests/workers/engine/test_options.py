@@ -107,6 +107,29 @@ def test_prompt_logprobs_come_whole_and_before_the_first_token(make_engine, ask,
         assert chunks[-1].finish.usage.num_cached_tokens == 0
 
 
+@pytest.mark.parametrize("budget", [256, 2048])
+def test_logprobs_of_the_longest_prompt_come_in_pieces(make_random_engine, ask, run_to_end, budget):
+    """All but one of the context's tokens; the engine goes on afterwards."""
+    engine = make_random_engine(max_tokens_per_step=budget)
+    longest = [i % 128 for i in range(engine.model_info.context_length - 1)]
+    task = replace(ask("a", max_new=1, output={"prompt_logprobs": 0}), prompt_ids=tuple(longest))
+    pieces = [chunk.prompt_logprobs for chunk in chunks_of(engine, task) if chunk.prompt_logprobs]
+    assert len(pieces) == -(-len(longest) // budget)
+    first, *told = [each for piece in pieces for each in piece]
+    assert first is None and [each.token_id for each in told] == longest[1:]
+    assert all(each.logprob <= 0 for each in told)
+    assert run_to_end(engine, ask("b")).reason("r") is FinishReason.LENGTH
+
+
+def test_an_answer_that_fills_the_context_ends_by_length(make_random_engine, make_task, run_to_end):
+    engine = make_random_engine(max_tokens_per_step=2048)
+    context = engine.model_info.context_length
+    answers = run_to_end(engine, make_task([i % 128 for i in range(context - 9)], max_new=9))
+    assert len(answers.token_ids["r"]) == 9 and answers.reason("r") is FinishReason.LENGTH
+    with pytest.raises(InvalidField, match="max_new_tokens"):
+        engine.add(make_task([1] * (context - 9), max_new=10))
+
+
 def test_prompt_logprobs_are_refused_where_the_model_rescales_its_logits(make_engine, ask, monkeypatch):
     engine = make_engine()
     monkeypatch.setattr(engine._runner._model.config, "logit_scale", 0.5, raising=False)
@@ -115,7 +138,10 @@ def test_prompt_logprobs_are_refused_where_the_model_rescales_its_logits(make_en
 
 
 def test_everything_at_once_is_as_everything_alone(make_engine, make_task, run_to_end):
-    """Rows with every kind of option share steps, and each gets what it gets alone."""
+    """Rows with every kind of option share steps, and each gets what it gets alone.
+
+    Greedy ones beside sampled ones, temperatures next to nothing and 100, a top_k over the vocabulary, a tiny top_p.
+    """
     kinds = [
         {},
         {"top_p": 0.9, "temperature": 5.0},
@@ -123,6 +149,9 @@ def test_everything_at_once_is_as_everything_alone(make_engine, make_task, run_t
         {"temperature": 2.0, "top_k": 5, "logit_bias": ((C, 2.0),)},
         {"temperature": 1.5, "presence_penalty": 1.0, "frequency_penalty": -0.5},
         {"temperature": 100.0},
+        {"temperature": 1e-10},
+        {"temperature": 1.0, "top_k": len(SIGNS) + 1},
+        {"temperature": 100.0, "top_p": 1e-6},
     ]
     tasks = [
         replace(
@@ -133,7 +162,8 @@ def test_everything_at_once_is_as_everything_alone(make_engine, make_task, run_t
         for i, kind in enumerate(kinds)
     ]
     alone = {task.request_id: run_to_end(make_engine(), task).token_ids[task.request_id] for task in tasks}
-    assert run_to_end(make_engine(max_running=6, max_tokens_per_step=48), *tasks).token_ids == alone
+    assert run_to_end(make_engine(max_running=9, max_tokens_per_step=48), *tasks).token_ids == alone
+    assert all(0 <= token_id < len(SIGNS) for ids in alone.values() for token_id in ids)
 
 
 def chunks_of(engine, task) -> list[TextChunk]:

@@ -192,18 +192,43 @@ def test_a_row_without_numbers_fails_alone_and_leaves_nothing_behind(make_engine
     assert run_to_end(engine, make_task("z" * 50 + "b", max_new=3)).text["r"] == "cde"
 
 
-def test_the_first_token_of_a_repeated_prompt_comes_five_times_sooner(make_random_engine, make_task, run_to_end):
-    engine = make_random_engine(max_tokens_per_step=512)
-    run_to_end(engine, make_task(range(1, 60), max_new=2))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_of_a_repeated_prompt_of_2000_tokens_next_to_nothing_is_computed(
+    make_random_engine, make_task, run_to_end, policy
+):
+    """62 of its pages are cached, so one step of 16 tokens gives the first token instead of four steps of 500."""
+    engine = make_random_engine(policy, max_tokens_per_step=512)
     prompt = [(7 * i * i + 3 * i) % 128 for i in range(2000)]
 
-    def first_token_s() -> float:
-        began = time.perf_counter()
+    def computed() -> tuple[int, int]:
+        before = engine.counters
         run_to_end(engine, make_task(prompt, max_new=1))
-        return time.perf_counter() - began
+        after = engine.counters
+        tokens = after.num_prompt_tokens_computed - before.num_prompt_tokens_computed
+        return tokens, after.num_steps - before.num_steps
 
-    cold = first_token_s()
-    assert min(first_token_s() for _ in range(3)) <= cold / 5
+    assert [computed() for _ in range(3)] == [(2000, 4), (2000 - 62 * 32, 1), (2000 - 62 * 32, 1)]
+
+
+def test_equal_prompts_that_come_together_are_computed_once(make_engine, make_task, run_to_end):
+    """Each has its last token for itself, and all that its last page does not hold."""
+    engine = make_engine(max_tokens_per_step=1024)
+    tasks = [make_task("b" + "z" * 148 + "a", request_id=f"r{i}", max_new=3) for i in range(4)]
+    answers = run_to_end(engine, *tasks)
+    assert set(answers.text.values()) == {"cde"}
+    assert engine.counters.num_prompt_tokens_computed == 150 + 3 * (150 - 4 * 32)
+
+
+def test_all_samples_begin_or_none(make_engine, make_task):
+    """Four samples where three slots are free: none of them has a token before the other request has ended."""
+    engine = make_engine(max_running=4)
+    engine.add(make_task("a", request_id="before", max_new=5))
+    engine.step()
+    engine.add(make_task("abc", request_id="four", max_new=2, n=4))
+    order = []
+    while engine.has_work:
+        order += [(request_id, chunk.index) for request_id, chunk in engine.step()]
+    assert order == [("before", 0)] * 4 + [("four", index) for index in (0, 1, 2, 3)] * 2
 
 
 def test_books_are_checked_when_idle(make_engine, make_task, run_to_end):

@@ -21,6 +21,7 @@ from ottserve.workers.api import (
     JsonSchema,
     QueueFull,
     Regex,
+    TextChunk,
 )
 from ottserve.workers.engine import forms, structured
 from ottserve.workers.engine.structured import FormCompiler, FormFollower
@@ -212,6 +213,31 @@ def test_a_bad_form_ends_its_own_request_and_no_other(make_engine, ask, make_tas
     assert isinstance(answers.ends["unwritable"], InvalidField)
     assert "unwritable" not in answers.text
     assert (answers.text["fine"], answers.text["formed"]) == ("bcd", "bca")
+
+
+def test_forms_that_broke_others_end_in_time_and_disturb_nobody(make_engine, ask, make_task):
+    """A regex of nested quantifiers, a malformed schema, one without properties: the form, or an error, within 5 s."""
+    engine, began, took_s, texts, ends = make_engine(max_running=8), time.monotonic(), {}, {}, {}
+    nested = Regex("(((a|b){1,1000}){1,1000}){1,1000}c")
+    for task in (
+        ask(nested, request_id="nested", max_new=30),
+        ask(JsonSchema('{"type": "object", "properties": {"a": '), request_id="malformed"),
+        ask(JsonSchema('{"type": "object"}'), request_id="bare"),
+        make_task("a", request_id="fine", max_new=20),
+    ):
+        engine.add(task)
+    while engine.has_work:
+        for request_id, event in engine.step():
+            took_s[request_id] = time.monotonic() - began
+            if isinstance(event, TextChunk):
+                texts[request_id] = texts.get(request_id, "") + event.text
+            if not isinstance(event, TextChunk) or event.finish:
+                ends[request_id] = event
+    assert max(took_s.values()) < 5
+    assert isinstance(ends["malformed"], InvalidField) and "malformed" not in texts
+    assert set(texts.get("nested", "")) <= set("abc")
+    assert isinstance(ends["bare"], InvalidField) or texts["bare"].lstrip().startswith("{")
+    assert texts["fine"] == "bcdefghijklmnopqrstu"
 
 
 def test_a_form_that_takes_too_long_to_compile_is_refused_while_others_run(

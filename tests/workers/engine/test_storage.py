@@ -1,0 +1,89 @@
+"""What the engine stores of the same tokens, however they come.
+
+Keys and values of the first layer depend on token and position alone, so its pages must be equal whatever was computed
+together. Sums are taken in another order then, which may round a rare value to the neighbouring code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+from torch import Tensor
+
+from ottserve.workers.core.plan import SampleKey
+from ottserve.workers.engine.engine import Engine
+from ottserve.workers.kv.table import POLICIES
+
+G, R = 32, 8
+PROMPT = tuple((7 * i * i + 3 * i) % 128 for i in range(150))
+
+
+def stored(engine: Engine, request_id: str = "r") -> tuple[Tensor, Tensor]:
+    """Of a running sequence, in the first layer: its pages int16 `[n, J, W]`, and the keys of its tail `[J, t, D]`."""
+    sequence = engine._scheduler._running[SampleKey(request_id, 0)]
+    num_sealed = sequence.pages_at(sequence.num_stored, engine._store.spec)
+    ring = torch.arange(num_sealed * G, sequence.num_stored) % (G + R)
+    page_ids = list(sequence.lease.page_ids[:num_sealed])
+    return engine._store.pages[0, page_ids], engine._store.slots.tail_k[0, sequence.lease.slot_id][:, ring]
+
+
+def stored_of_prompts(engine: Engine, tasks: list[object]) -> list[tuple[Tensor, Tensor]]:
+    """The same for each task as soon as its prompt is computed."""
+    found = {}
+    for task in tasks:
+        engine.add(task)
+    while len(found) < len(tasks):
+        for request_id, _ in engine.step():
+            found.setdefault(request_id, stored(engine, request_id))
+    return [found[task.request_id] for task in tasks]
+
+
+def assert_same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], policy: str) -> None:
+    (pages, tail), (other_pages, other_tail) = one, other
+    assert pages.shape == other_pages.shape and len(pages) > 0
+    torch.testing.assert_close(tail, other_tail, rtol=2e-3, atol=2e-3)
+    if policy == "fp16":
+        exact, other_exact = pages.view(torch.float16), other_pages.view(torch.float16)
+        torch.testing.assert_close(exact, other_exact, rtol=2e-3, atol=2e-3, equal_nan=True)
+    else:
+        assert (pages != other_pages).double().mean() < 0.01
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("budget", [1, 7, G, 97])
+def test_a_prompt_cut_anyhow_is_stored_as_the_whole(make_random_engine, make_task, policy, budget):
+    """One token at a time, seven, a group, more than a tail holds; in one piece the prompt seals four pages."""
+    task = make_task(PROMPT, max_new=2)
+    [whole] = stored_of_prompts(make_random_engine(policy, max_tokens_per_step=512), [task])
+    [cut] = stored_of_prompts(make_random_engine(policy, max_tokens_per_step=budget, max_running=1), [task])
+    assert_same(whole, cut, policy)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_batch_of_unequal_lengths_is_stored_as_each_alone(make_random_engine, make_task, policy):
+    """Chunks of several prompts and decode rows share steps, and no group takes a token of another sequence."""
+    lengths = {"long": 150, "middle": 90, "short": 41}
+    tasks = [make_task(PROMPT[-n:], request_id=name, max_new=9) for name, n in lengths.items()]
+    together = stored_of_prompts(make_random_engine(policy, max_tokens_per_step=97), tasks)
+    for task, found in zip(tasks, together, strict=True):
+        [alone] = stored_of_prompts(make_random_engine(policy, max_tokens_per_step=512), [task])
+        assert_same(alone, found, policy)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_pages_are_sealed_when_due_and_never_written_again(make_random_engine, make_task, policy):
+    """Token by token to 3(G + R) + 1: as many pages as the formula says, each with the same bytes for ever."""
+    engine = make_random_engine(policy, max_running=1)
+    engine.add(make_task(PROMPT[:1], max_new=3 * (G + R) + 2))
+    hashes: list[str] = []
+    for num_stored in range(1, 3 * (G + R) + 2):
+        engine.step()
+        pages, tail = stored(engine)
+        assert len(pages) == engine.counters.num_pages_sealed == max(0, (num_stored - R) // G)
+        assert tail.shape[1] == num_stored - len(pages) * G
+        assert all(page.any() for page in pages)
+        now = [hashlib.sha256(page.numpy().tobytes()).hexdigest() for page in pages]
+        assert now[: len(hashes)] == hashes
+        hashes = now
