@@ -106,6 +106,8 @@ capabilities:
   value: "67108864"
 - name: RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S
   value: "1"
+- name: RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS
+  value: "1"
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
 {{- with .Values.env }}
