@@ -217,6 +217,21 @@ def test_every_panel_shows_something(watched: tuple[str, float, float]) -> None:
     assert empty == EMPTY_PANELS
 
 
+def test_the_dashboard_can_be_drawn(watched: tuple[str, float, float], tmp_path: Path) -> None:
+    """A picture a row, and the same panels empty as above. docs/dashboard.md shows some."""
+    prometheus, began, ended = watched
+    command = [sys.executable, str(CHART.parent / "dashboard" / "pictures.py"), prometheus.removesuffix("/api/v1")]
+    span = ["--end", str(ended), "--minutes", str((ended - began) / 60), "--rate-interval", "5s"]
+    done = subprocess.run([*command, *span, "--out", str(tmp_path)], capture_output=True, text=True, check=True)
+    said = dict(line.removeprefix(f"{tmp_path}/").split(".png", 1) for line in done.stdout.splitlines())
+    titles = [panel["title"] for panel in dashboard()["panels"] if panel["type"] == "row"]
+    assert list(said) == [title.lower().replace(" ", "-") for title in titles]
+    assert {
+        name for end in said.values() for name in end.removeprefix("; nothing in: ").split(", ") if name
+    } == EMPTY_PANELS
+    assert all((tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in said)
+
+
 def test_every_variable_has_choices(watched: tuple[str, float, float]) -> None:
     prometheus, began, ended = watched
     choices = {}
