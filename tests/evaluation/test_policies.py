@@ -32,6 +32,7 @@ def test_rows_have_blanks_between() -> None:
         ("ott:k_bits", "'k_bits' is not of the form setting=value"),
         ("ott:policy=kivi", "policy can't be set"),
         ("ott:num_pages=9", "num_pages can't be set"),
+        ("fp16:k_fine=16", "k_fine=16: policy fp16"),
         ("kivi:pool=3", "policy kivi has no pool"),
     ],
 )

@@ -105,6 +105,22 @@ def load_keys_packed(p_page, o_d, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROW
 
 
 @triton.jit
+def load_fine_keys(p_page, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, IN_ASM: tl.constexpr):
+    """Upper bits of the fine channels' codes of a block, fp16 `[ROWS, F]` = c · 2^(k−24)."""
+    o_words, o_fine = word_rows(BLOCK, ROWS, LAYOUT.fine_rows), tl.arange(0, LAYOUT.k_fine)
+    b_words = tl.load(p_page + LAYOUT.fine_codes_at + o_words[:, None] * LAYOUT.k_fine + o_fine[None, :])
+    return codes_as_subnormals(b_words, BLOCK, ROWS, LAYOUT.k_fine_bits, LAYOUT.fine_rows, 0, IN_ASM)
+
+
+@triton.jit
+def pick_fine(p_page, o_d, b_scale, LAYOUT: tl.constexpr):
+    """A matrix `[F, BD]` of b_scale's dtype that picks the fine channels out of all and gives them their scale."""
+    p_channels = (p_page + LAYOUT.fine_channels_at).to(tl.pointer_type(tl.uint8))
+    b_channels = tl.load(p_channels + tl.arange(0, LAYOUT.k_fine)).to(tl.int32)
+    return tl.where(b_channels[:, None] == o_d[None, :], b_scale[None, :], 0.0).to(b_scale.dtype)
+
+
+@triton.jit
 def load_keys_exact(p_page, o_d, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, EXACT: tl.constexpr):
     """Keys of a block kept at 16 bit, EXACT `[ROWS, BD]`."""
     D: tl.constexpr = LAYOUT.head_size

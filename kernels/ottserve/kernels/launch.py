@@ -84,7 +84,7 @@ def whole_waves(num_pairs: int, slots: int) -> int:
 
 def fits_200_registers(layout: PageLayout, gqa: int) -> bool:
     """Whether decode attention needs no more, by the compiler's reports; other policies spill under that limit."""
-    few_bits = layout.k_bits in (2, 4) and layout.v_bits == 2 and layout.k_subgroups == 1
+    few_bits = layout.k_bits in (2, 4) and layout.v_bits == 2 and layout.k_subgroups == 1 and not layout.k_fine
     return few_bits and layout.head_size <= 128 and gqa <= 8
 
 

@@ -21,6 +21,8 @@ class PageLayout:
         head_size: D.
         k_bits, v_bits: 1, 2, 4, 8, or 16 for exact elements.
         k_subgroups: parts of the group with a key scale and zero of their own; divides `group`.
+        k_fine: F, fine channels: in each page the F channels of widest keys have longer codes; a power of two, or 0.
+        k_fine_bits: how many bits longer; 1, 2 or 4, at most 8 with `k_bits`.
         exact_dtype: dtype of elements kept exact (at 16 bit, in tails and among outliers).
     """
 
@@ -30,6 +32,8 @@ class PageLayout:
     v_bits: int
     k_subgroups: int = 1
     exact_dtype: torch.dtype = torch.float16
+    k_fine: int = 0
+    k_fine_bits: int = 2
 
     @property
     def key_rows(self) -> int:
@@ -72,9 +76,24 @@ class PageLayout:
         return self.value_scale_at + 2 * self.value_scale_words
 
     @property
+    def fine_rows(self) -> int:
+        """Word rows of what fine channels' codes have beyond `k_bits`."""
+        return self.group * self.k_fine_bits // WORD_BITS
+
+    @property
+    def fine_codes_at(self) -> int:
+        """Offset of those words."""
+        return self.mask_at + self.group // WORD_BITS
+
+    @property
+    def fine_channels_at(self) -> int:
+        """Offset of the numbers of the fine channels, a byte each."""
+        return self.fine_codes_at + self.fine_rows * self.k_fine
+
+    @property
     def words(self) -> int:
         """W, words of the whole page."""
-        return self.mask_at + self.group // WORD_BITS
+        return self.fine_channels_at + self.k_fine // 2
 
     def key_codes(self, pages: Tensor) -> Tensor:
         """View int16 `[..., W]` as key words `[..., G·b/16, D]`."""
@@ -101,4 +120,14 @@ class PageLayout:
 
     def mask_words(self, pages: Tensor) -> Tensor:
         """View int16 `[..., W]` as mask words `[..., G/16]`."""
-        return pages[..., self.mask_at :]
+        return pages[..., self.mask_at : self.fine_codes_at]
+
+    def fine_codes(self, pages: Tensor) -> Tensor:
+        """View int16 `[..., W]` as words of the upper bits of fine channels' codes `[..., G·b/16, F]`."""
+        codes = pages[..., self.fine_codes_at : self.fine_channels_at]
+        words: Tensor = codes.unflatten(-1, (self.fine_rows, self.k_fine))
+        return words
+
+    def fine_channels(self, pages: Tensor) -> Tensor:
+        """View int16 `[..., W]` as the numbers of the fine channels, uint8 `[..., F]` in ascending order."""
+        return pages[..., self.fine_channels_at :].view(torch.uint8)

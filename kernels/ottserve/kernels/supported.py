@@ -44,6 +44,8 @@ def check_layout(layout: PageLayout) -> None:
         raise ValueError(
             f"k_subgroups: {layout.k_subgroups} leaves {part} tokens a part, must be a multiple of {block_rows(layout)}"
         )
+    if layout.k_fine and (layout.k_fine < 16 or layout.k_fine & (layout.k_fine - 1)):
+        raise ValueError(f"k_fine: {layout.k_fine}, must be 0 or a power of two from 16")
 
 
 def check_queries(q: Tensor, num_kv_heads: int) -> None:

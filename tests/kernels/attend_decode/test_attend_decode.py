@@ -21,6 +21,8 @@ LAYOUTS = {
     "8/4": PageLayout(G, 64, 8, 4),
     "2/2 sub-groups": PageLayout(G, 64, 2, 2, k_subgroups=4),
     "4/4 small sub-groups": PageLayout(G, 64, 4, 4, k_subgroups=8),
+    "2/2 fine": PageLayout(G, 64, 2, 2, k_fine=16),
+    "1/2 fine sub-groups": PageLayout(G, 64, 1, 2, k_subgroups=2, k_fine=32, k_fine_bits=2),
     "16/2": PageLayout(G, 64, 16, 2),
     "2/16": PageLayout(G, 64, 2, 16),
     "16/16": PageLayout(G, 64, 16, 16),

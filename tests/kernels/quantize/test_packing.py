@@ -87,3 +87,24 @@ def test_pages_give_back_numbers(head_size: int, k_bits: int, v_bits: int, k_sub
     assert torch.equal(dequantize_keys(pages, layout)[1, 1], keys.float())
     assert torch.equal(dequantize_values(pages, layout)[1, 1], values.float())
     assert torch.equal(replaced_tokens(pages, layout)[1, 1], replaced)
+
+
+@pytest.mark.parametrize("k_subgroups", [1, 2])
+def test_fine_channels_have_the_upper_bits_of_their_codes_behind_the_mask(k_subgroups: int) -> None:
+    """16 channels of 4-bit codes among 2-bit ones: the lower two bits lie where all codes lie."""
+    G, D, F = 32, 64, 16
+    layout = PageLayout(G, D, 2, 16, k_subgroups, k_fine=F, k_fine_bits=2)
+    channels = torch.randperm(D)[:F].sort().values
+    is_fine = torch.zeros(D, dtype=torch.bool).index_fill(0, channels, True)
+    codes = torch.where(is_fine, torch.randint(16, (G, D)), torch.randint(4, (G, D))).to(torch.uint8)
+    scale, zero = torch.rand(2, k_subgroups, D).half()
+    page = torch.full((layout.words,), -1, dtype=torch.int16)
+    page[: 4 * D] = pack(codes & 3, 2, 0).flatten()
+    layout.key_scales(page)[0].copy_(scale)
+    layout.key_scales(page)[1].copy_(zero)
+    page[layout.mask_at + 2 : layout.mask_at + 2 + 4 * F] = pack(codes[:, is_fine] >> 2, 2, 0).flatten()
+    page[layout.mask_at + 2 + 4 * F :] = channels.to(torch.uint8).view(torch.int16)
+    repeats = G // k_subgroups
+    expected = codes * scale.float().repeat_interleave(repeats, 0) + zero.float().repeat_interleave(repeats, 0)
+    torch.testing.assert_close(dequantize_keys(page, layout), expected, rtol=1e-6, atol=1e-6)
+    assert not (replaced_tokens(page, layout).logical_not()).any()

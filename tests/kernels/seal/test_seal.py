@@ -225,3 +225,29 @@ def test_one_huge_token_among_zeros_stays_finite(make_cache: Any, pool: int) -> 
     cache.append(1, keys, keys)
     for stored in cache.stored(1):
         torch.testing.assert_close(stored, keys.double(), rtol=2**-11, atol=0, msg="0 and the maximum are both levels")
+
+
+def test_the_channels_that_vary_most_get_longer_codes(make_cache: Any) -> None:
+    """Channels 3, 6, … vary most and come back 5 times nearer: their steps are (2⁴−1) / (2²−1) times smaller."""
+    layout = PageLayout(G, 64, 2, 2, k_fine=16)
+    wide = torch.arange(16) * 3 + 3
+    keys = torch.rand(G + R, 1, 64, generator=torch.Generator().manual_seed(5))
+    keys[..., wide] *= 10
+    cache = make_cache(layout, heads=1, window=R, pool=0)
+    cache.append(1, keys, keys)
+    page = cache.pages[cache.sequences[1].page_ids[0], 0]
+    assert layout.fine_channels(page).tolist() == wide.tolist()
+    error = (dequantize_keys(page, layout) - keys[:G, 0]).abs()
+    is_wide = torch.zeros(64, dtype=torch.bool).index_fill(0, wide, True)
+    assert 0.8 * 10 / 15 / 2 < error[:, is_wide].max() < 10 / 15 / 2 + 1e-2
+    assert 0.8 / 3 / 2 < error[:, ~is_wide].max() < 1 / 3 / 2 + 1e-2
+
+
+def test_fine_channels_fit_better_than_none(make_cache: Any, kit: Any) -> None:
+    keys, values = kit.random_tokens(G + R, 1, 64)
+    errors = []
+    for layout in (PageLayout(G, 64, 2, 2), PageLayout(G, 64, 2, 2, k_fine=16, k_fine_bits=1)):
+        cache = make_cache(layout, heads=1, window=R, pool=2, fit_rounds=8)
+        cache.append(1, keys, values)
+        errors.append((cache.stored(1)[0] - keys.double()).square().sum())
+    assert errors[1] < 0.85 * errors[0]

@@ -86,4 +86,4 @@ if __name__ == "__main__":
     triton.JITFunction.run = compile_instead
     head_size, k_bits, v_bits, k_subgroups = map(int, sys.argv[1:5])
     exact = {"fp16": torch.float16, "bf16": torch.bfloat16}[sys.argv[5]]
-    launch_everything(PageLayout(128, head_size, k_bits, v_bits, k_subgroups, exact))
+    launch_everything(PageLayout(128, head_size, k_bits, v_bits, k_subgroups, exact, *map(int, sys.argv[6:])))

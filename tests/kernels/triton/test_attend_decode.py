@@ -61,6 +61,15 @@ def test_key_subgroups(k_subgroups) -> None:
     assert relative_error(out, expected) < 2e-3
 
 
+@pytest.mark.parametrize(
+    ("bits", "k_subgroups", "fine"), [((2, 2), 1, (16, 2)), ((1, 2), 2, (32, 2)), ((4, 16), 1, (16, 1))], ids=str
+)
+def test_fine_channels(bits, k_subgroups, fine) -> None:
+    layout = PageLayout(128, 64, *bits, k_subgroups, torch.float16, *fine)
+    out, expected = both(layout, [300], heads=1)
+    assert relative_error(out, expected) < 2e-3
+
+
 @pytest.mark.parametrize("value_size", [1e-4, 1e4])
 def test_values_whose_scales_leave_the_range_of_fp16_products(value_size) -> None:
     out, expected = both(PageLayout(128, 32, 2, 2), [300], heads=1, value_size=value_size, num_outliers=0)

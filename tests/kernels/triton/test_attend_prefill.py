@@ -28,6 +28,12 @@ def test_every_policy_equals_the_reference(bits) -> None:
     assert (out[5:] == 0).all()
 
 
+@pytest.mark.parametrize(("bits", "fine"), [((2, 2), (16, 2)), ((1, 4), (32, 1))])
+def test_fine_channels(bits, fine) -> None:
+    out, expected = both(PageLayout(64, 64, *bits, 2, torch.float16, *fine), [170], [5])
+    assert relative_error(out, expected) < 2e-3
+
+
 # By regime: no history, an empty chunk between others, a chunk over several query blocks, a page and no tail beyond R.
 @pytest.mark.parametrize(
     ("lengths", "chunks"), [([0], [7]), ([0, 100, 40], [3, 0, 1]), ([33], [70]), ([96, 0], [1, 40])], ids=str

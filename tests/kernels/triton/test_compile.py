@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+import torch
 
 from ottserve.kernels import launch
 from ottserve.kernels.layout import PageLayout
@@ -21,6 +22,7 @@ POLICIES = [
     pytest.param(128, 2, 2, 1, "bf16", id="2-bit-bf16"),
     pytest.param(128, 2, 2, 4, "bf16", id="2-bit-subgroups"),
     pytest.param(128, 1, 1, 1, "fp16", id="1-bit"),
+    pytest.param(128, 2, 2, 1, "fp16", 16, 2, id="fine-channels"),
     pytest.param(128, 4, 2, 1, "bf16", id="keys-4-bit"),
     pytest.param(128, 4, 4, 1, "fp16", id="4-bit"),
     pytest.param(128, 8, 8, 1, "fp16", id="8-bit"),
@@ -65,5 +67,5 @@ def test_compiles_for_sm_90(policy, compiled: Compiled, request: pytest.FixtureR
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
     assert {entry["kernel"] for entry in kernels} == set(KERNELS)
     stacks = {entry["kernel"]: entry["stack"] for entry in kernels}
-    if launch.fits_200_registers(PageLayout(128, *policy[:4]), gqa=4):
+    if launch.fits_200_registers(PageLayout(128, *policy[:4], torch.float16, *policy[5:]), gqa=4):
         assert stacks["attend_split_kernel"] == 0, "decode attention spills registers"

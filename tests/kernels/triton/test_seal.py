@@ -82,6 +82,14 @@ def test_a_full_evicted_pool_freezes_the_head() -> None:
     assert not slots.frozen[2].any()
 
 
+@pytest.mark.parametrize(("k_subgroups", "fine"), [(1, (16, 2)), (2, (32, 1))], ids=str)
+def test_fine_channels_are_equal_bit_for_bit(k_subgroups, fine) -> None:
+    layout = PageLayout(32, 80, 2, 2, k_subgroups, torch.float16, *fine)
+    pages, _ = sealed(triton.seal, layout, places=0)
+    expected, _ = sealed(reference.seal, layout, places=0)
+    assert torch.equal(pages, expected)
+
+
 @pytest.mark.parametrize("bits", [1, 2])
 def test_least_squares_fit(bits) -> None:
     layout = PageLayout(32, 80, bits, bits)

@@ -16,6 +16,7 @@ from ottserve.kernels.layout import PageLayout
         (PageLayout(128, 512, 2, 2), "head_size: 512"),
         (PageLayout(48, 64, 2, 2), "group: 48"),
         (PageLayout(128, 64, 2, 2, 16), "k_subgroups: 16 leaves 8"),
+        (PageLayout(128, 64, 2, 2, k_fine=48), "k_fine: 48"),
     ],
     ids=str,
 )

@@ -17,6 +17,7 @@ VARIANTS = (
     {"group": 32, "window": 8},
     {"k_bits": 4, "v_bits": 1, "k_subgroups": 4},
     {"k_bits": 16},
+    {"k_fine": 32, "k_fine_bits": 1},
     {"v_bits": 8},
 )
 NUM_PAGES, NUM_SLOTS = 5, 3

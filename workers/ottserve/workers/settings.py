@@ -48,6 +48,10 @@ class CacheSettings(Section):
     plain_layers: tuple[int, ...] = Field((0, 1), description="Layers that trace no outliers.")
     keep: Literal["smallest", "largest"] = Field("smallest", description="Which key norms are the outliers.")
     k_subgroups: int = Field(1, ge=1, description="Parts of a group with a key scale of their own.")
+    k_fine: int = Field(0, ge=0, description="Key channels a page gives longer codes: those that vary most in it.")
+    k_fine_bits: Annotated[Literal[1, 2, 4], BeforeValidator(_number)] = Field(
+        2, description="Bits that the codes of these channels are longer by."
+    )
     fit_rounds: int = Field(0, ge=0, le=32, description="Least-squares rounds of the quantiser; 0 is min/max.")
     rotate_values: bool = Field(
         False, description="Spread large channels of values by a rotation folded into the weights."
@@ -108,6 +112,8 @@ class EngineSettings(Section):
         cache = self.cache
         if cache.policy == "fp16" and {cache.k_bits, cache.v_bits} - {None, 16}:
             raise ValueError(f"cache.k_bits={cache.k_bits}, cache.v_bits={cache.v_bits}: policy fp16 stores 16 bits")
+        if cache.policy == "fp16" and cache.k_fine:
+            raise ValueError(f"cache.k_fine={cache.k_fine}: policy fp16 stores 16 bits")
         if cache.policy != "ott" and (cache.pool or cache.evicted):
             raise ValueError(
                 f"cache.pool={cache.pool}, cache.evicted={cache.evicted}: policy {cache.policy} has no pool"

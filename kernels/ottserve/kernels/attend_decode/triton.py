@@ -22,8 +22,10 @@ from ottserve.kernels.device import (
     finite_max,
     largest_of,
     load_channels,
+    load_fine_keys,
     load_scales,
     loaders,
+    pick_fine,
     prefetch_sectors,
     replaced_bias,
 )
@@ -43,7 +45,9 @@ def load_queries(p_q, o_d, o_heads, GQA: tl.constexpr, D: tl.constexpr, stride_h
 
 
 @triton.jit
-def packed_scores(p_page, o_d, b_q, b_codes, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+def packed_scores(
+    p_page, o_d, b_q, b_codes, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, IN_ASM: tl.constexpr
+):
     """Scores fp32 `[ROWS, HEADS]` of a block of codes: the query times scale over codes, plus the query over zeros."""
     PART: tl.constexpr = BLOCK * ROWS * LAYOUT.k_subgroups // LAYOUT.group
     p_scale = p_page + LAYOUT.key_scale_at + PART * LAYOUT.head_size
@@ -54,7 +58,13 @@ def packed_scores(p_page, o_d, b_q, b_codes, LAYOUT: tl.constexpr, BLOCK: tl.con
     b_unit = field_units(24, BLOCK, ROWS, LAYOUT.k_bits, LAYOUT.key_rows)
     b_unit = tl.broadcast_to(b_unit[:, None], [ROWS, b_q.shape[1]])
     # An explicit fma: a sum of two products would become one chain, and the offset be multiplied again for each block.
-    return tl.fma(b_raw, b_unit, b_offset)
+    b_scores = tl.fma(b_raw, b_unit, b_offset)
+    if LAYOUT.k_fine:
+        b_fine = load_fine_keys(p_page, LAYOUT, BLOCK, ROWS, IN_ASM)
+        b_fine_q = tl.dot(pick_fine(p_page, o_d, b_scale, LAYOUT), b_q).to(b_q.dtype)
+        b_unit = field_units(24 + LAYOUT.k_bits, BLOCK, ROWS, LAYOUT.k_fine_bits, LAYOUT.fine_rows)
+        b_scores = tl.fma(tl.dot(b_fine, b_fine_q), tl.broadcast_to(b_unit[:, None], b_scores.shape), b_scores)
+    return b_scores
 
 
 @triton.jit
@@ -74,7 +84,7 @@ def page_scores(
         if LAYOUT.k_bits == 16:
             b_s = tl.dot(b_k, b_q)
         else:
-            b_s = packed_scores(p_page, o_d, b_q, b_k, LAYOUT, block, ROWS)
+            b_s = packed_scores(p_page, o_d, b_q, b_k, LAYOUT, block, ROWS, KEY_MODE)
         b_s += replaced_bias(p_page, LAYOUT, block, ROWS)[:, None]
         scores = scores + (b_s,)  # type: ignore[assignment]
     return scores

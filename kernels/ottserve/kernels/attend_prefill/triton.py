@@ -19,8 +19,10 @@ from ottserve.kernels.device import (
     finite_max,
     largest_of,
     load_channels,
+    load_fine_keys,
     load_scales,
     loaders,
+    pick_fine,
     replaced_bias,
 )
 from ottserve.kernels.layout import PageLayout
@@ -62,7 +64,9 @@ def attend_exact_block(b_s, b_v, b_max, b_sum, b_acc):
 
 
 @triton.jit
-def packed_row_scores(p_page, o_d, b_q, b_k, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+def packed_row_scores(
+    p_page, o_d, b_q, b_k, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, IN_ASM: tl.constexpr
+):
     """Scores fp32 `[M, ROWS]` of a block of key codes `b_k [ROWS, BD]`."""
     PART: tl.constexpr = BLOCK * ROWS * LAYOUT.k_subgroups // LAYOUT.group
     p_scale = p_page + LAYOUT.key_scale_at + PART * LAYOUT.head_size
@@ -71,7 +75,13 @@ def packed_row_scores(p_page, o_d, b_q, b_k, LAYOUT: tl.constexpr, BLOCK: tl.con
     b_raw = tl.dot(b_q * b_scale[None, :], tl.trans(b_k))
     b_offset = tl.sum(b_q.to(tl.float32) * b_zero.to(tl.float32)[None, :], 1)
     b_unit = field_units(24, BLOCK, ROWS, LAYOUT.k_bits, LAYOUT.key_rows)
-    return b_raw * b_unit[None, :] + b_offset[:, None]
+    b_scores = b_raw * b_unit[None, :] + b_offset[:, None]
+    if LAYOUT.k_fine:
+        b_fine = load_fine_keys(p_page, LAYOUT, BLOCK, ROWS, IN_ASM)
+        b_fine_q = tl.dot(b_q, tl.trans(pick_fine(p_page, o_d, b_scale, LAYOUT))).to(b_q.dtype)
+        b_unit = field_units(24 + LAYOUT.k_bits, BLOCK, ROWS, LAYOUT.k_fine_bits, LAYOUT.fine_rows)
+        b_scores += tl.dot(b_fine_q, tl.trans(b_fine)) * b_unit[None, :]
+    return b_scores
 
 
 @triton.jit
@@ -97,7 +107,7 @@ def attend_page(
         if LAYOUT.k_bits == 16:
             b_s = tl.dot(b_q, tl.trans(b_k))
         else:
-            b_s = packed_row_scores(p_page, o_d, b_q, b_k, LAYOUT, block, ROWS)
+            b_s = packed_row_scores(p_page, o_d, b_q, b_k, LAYOUT, block, ROWS, KEY_MODE)
         b_s = b_s * b_factor[:, None] + replaced_bias(p_page, LAYOUT, block, ROWS)[None, :]
         scores = scores + (b_s,)  # type: ignore[assignment]
         maxima = maxima + (tl.max(b_s, 1),)  # type: ignore[assignment]

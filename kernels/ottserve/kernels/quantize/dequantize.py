@@ -38,6 +38,18 @@ def dequantize_keys_into(out: Tensor, pages: Tensor, layout: PageLayout) -> None
     scale, zero = scale_zero.view(*pages.shape[:-1], 2, layout.k_subgroups, 1, layout.head_size).unbind(-4)
     codes = unpack(words.contiguous(), layout.k_bits, -2).float()
     torch.addcmul(zero, codes.view(parts), scale, out=out.view(parts))
+    if layout.k_fine:
+        _add_fine(out, pages, layout, scale)
+
+
+def _add_fine(out: Tensor, pages: Tensor, layout: PageLayout, scale: Tensor) -> None:
+    """Add what the upper bits of fine channels' codes are worth; `scale [..., k_subgroups, 1, D]` as of the lower."""
+    # Dead pages may name any channel: what they add counts as little as the rest of them.
+    channels = layout.fine_channels(pages).long().clamp_max_(layout.head_size - 1)
+    codes = unpack(layout.fine_codes(pages).contiguous(), layout.k_fine_bits, -2).float()
+    step = scale.squeeze(-2).gather(-1, channels.unsqueeze(-2).expand(*scale.shape[:-2], -1)).unsqueeze(-2)
+    parts = codes.unflatten(-2, (layout.k_subgroups, -1)).mul_(step * 2**layout.k_bits)
+    out.scatter_add_(-1, channels.unsqueeze(-2).expand_as(codes), parts.flatten(-3, -2))
 
 
 def dequantize_values_into(out: Tensor, pages: Tensor, layout: PageLayout) -> None:

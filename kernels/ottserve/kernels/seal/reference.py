@@ -68,10 +68,36 @@ def _store_keys(blocks: Tensor, layout: PageLayout, keys: Tensor, replaced: Tens
     if layout.k_bits == EXACT_BITS:
         layout.key_codes(blocks).copy_(keys.view(torch.int16))
         return
-    parts = _fill_replaced(keys, replaced).unflatten(-2, (layout.k_subgroups, layout.group // layout.k_subgroups))
-    codes, scale, zero = quantize(parts, layout.k_bits, -2, fit_rounds)
-    layout.key_codes(blocks).copy_(pack(codes.flatten(-3, -2), layout.k_bits, -2))
+    keys = _fill_replaced(keys, replaced)
+    codes, scale, zero = _quantize_keys(keys, layout, layout.k_bits, fit_rounds)
+    if layout.k_fine:
+        channels = _widest_channels(keys, layout.k_fine)
+        layout.fine_channels(blocks).copy_(channels)
+        of_tokens = channels.unsqueeze(-2).expand(*codes.shape[:-1], -1)
+        of_parts = of_tokens[..., : layout.k_subgroups, :]
+        fine_keys = keys.gather(-1, of_tokens)
+        fine_codes, fine_scale, fine_zero = _quantize_keys(
+            fine_keys, layout, layout.k_bits + layout.k_fine_bits, fit_rounds
+        )
+        layout.fine_codes(blocks).copy_(pack(fine_codes >> layout.k_bits, layout.k_fine_bits, -2))
+        codes.scatter_(-1, of_tokens, fine_codes & (2**layout.k_bits - 1))
+        scale.scatter_(-1, of_parts, fine_scale)
+        zero.scatter_(-1, of_parts, fine_zero)
+    layout.key_codes(blocks).copy_(pack(codes, layout.k_bits, -2))
     _store_scales(layout.key_scales(blocks), scale, zero)
+
+
+def _quantize_keys(keys: Tensor, layout: PageLayout, bits: int, fit_rounds: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes uint8 `[..., G, n]`, scale and zero fp16 `[..., k_subgroups, n]` of keys `[..., G, n]`."""
+    parts = keys.unflatten(-2, (layout.k_subgroups, layout.group // layout.k_subgroups))
+    codes, scale, zero = quantize(parts, bits, -2, fit_rounds)
+    return codes.flatten(-3, -2), scale, zero
+
+
+def _widest_channels(keys: Tensor, num_channels: int) -> Tensor:
+    """The channels of `keys [..., G, D]` that vary most over the group, ascending int64 `[..., num_channels]`."""
+    order = keys.var(-2, correction=0).sort(dim=-1, descending=True, stable=True).indices
+    return order[..., :num_channels].sort(-1).values
 
 
 def _store_values(blocks: Tensor, layout: PageLayout, values: Tensor, replaced: Tensor, fit_rounds: int) -> None:

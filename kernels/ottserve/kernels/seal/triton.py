@@ -116,6 +116,53 @@ def seal_keys(p_page, p_tail, b_ring, b_won, LAYOUT: tl.constexpr, CHANNELS: tl.
 
 
 @triton.jit
+def choose_fine(p_page, p_tail, b_ring, b_won, LAYOUT: tl.constexpr, BD: tl.constexpr):
+    """Store the numbers of the k_fine channels that vary most over the group, ascending; the lower first of equals."""
+    o_d = tl.arange(0, BD)
+    m_d = o_d < LAYOUT.head_size
+    b_keys = tl.load(p_tail + b_ring[:, None] * LAYOUT.head_size + o_d[None, :], mask=m_d[None, :], other=0.0)
+    b_keys = b_keys.to(tl.float32)
+    b_keys = tl.where(b_won[:, None] != 0, mean_of_others(b_keys, b_won), b_keys)
+    b_centred = b_keys - tl.sum(b_keys, 0)[None, :] / LAYOUT.group
+    b_spread = tl.where(m_d, tl.sum(b_centred * b_centred, 0), -1.0)
+    is_before = (b_spread[:, None] > b_spread[None, :]) | (
+        (b_spread[:, None] == b_spread[None, :]) & (o_d[:, None] < o_d[None, :])
+    )
+    b_fine = (tl.sum(is_before.to(tl.int32), 0) < LAYOUT.k_fine).to(tl.int32)
+    p_channels = (p_page + LAYOUT.fine_channels_at).to(tl.pointer_type(tl.uint8))
+    tl.store(p_channels + tl.cumsum(b_fine, 0) - 1, o_d.to(tl.uint8), mask=b_fine != 0)
+
+
+@triton.jit
+def seal_fine_keys(p_page, p_tail, b_ring, b_won, LAYOUT: tl.constexpr, FIT: tl.constexpr):
+    """Longer codes, scales and zeros of the fine channels, in place of those that `seal_keys` has stored; 16 a time."""
+    G: tl.constexpr = LAYOUT.group
+    D: tl.constexpr = LAYOUT.head_size
+    PARTS: tl.constexpr = LAYOUT.k_subgroups
+    BITS: tl.constexpr = LAYOUT.k_bits
+    for start in range(0, LAYOUT.k_fine, 16):
+        o_fine = start + tl.arange(0, 16)
+        p_channels = (p_page + LAYOUT.fine_channels_at).to(tl.pointer_type(tl.uint8))
+        o_d = tl.load(p_channels + o_fine).to(tl.int32)
+        b_keys = tl.load(p_tail + b_ring[:, None] * D + o_d[None, :]).to(tl.float32)
+        b_keys = tl.where(b_won[:, None] != 0, mean_of_others(b_keys, b_won), b_keys)
+        b_parts = tl.reshape(b_keys, [PARTS, G // PARTS, 16])
+        m_parts = tl.full(b_parts.shape, True, tl.int1)
+        b_codes, b_scale, b_zero = quantize(b_parts, m_parts, 1, G // PARTS, BITS + LAYOUT.k_fine_bits, FIT)
+        b_codes = tl.reshape(b_codes, [G, 16])
+        b_lower, b_upper = b_codes & ((1 << BITS) - 1), b_codes >> BITS
+        p_lower = p_page + tl.arange(0, LAYOUT.key_rows)[:, None] * D + o_d[None, :]
+        tl.store(p_lower, pack_fields(b_lower, 16 // BITS, BITS))
+        p_upper = p_page + LAYOUT.fine_codes_at + o_fine[None, :]
+        p_upper += tl.arange(0, LAYOUT.fine_rows)[:, None] * LAYOUT.k_fine
+        tl.store(p_upper, pack_fields(b_upper, 16 // LAYOUT.k_fine_bits, LAYOUT.k_fine_bits))
+        p_scale = (p_page + LAYOUT.key_scale_at).to(tl.pointer_type(tl.float16))
+        p_scale += tl.arange(0, PARTS)[:, None, None] * D + o_d[None, None, :]
+        tl.store(p_scale, b_scale.to(tl.float16))
+        tl.store(p_scale + PARTS * D, b_zero.to(tl.float16))
+
+
+@triton.jit
 def seal_values(
     p_page,
     p_tail,
@@ -211,6 +258,10 @@ def seal_kernel(
         keep_outliers(p_tail_k, p_outlier_k + slot * PLACES * D, b_ring, b_won, o_rows, D, BD)
         keep_outliers(p_tail_v, p_outlier_v + slot * PLACES * D, b_ring, b_won, o_rows, D, BD)
     seal_keys(p_page, p_tail_k, b_ring, b_won, LAYOUT, CHANNELS, FIT)
+    if LAYOUT.k_fine:
+        choose_fine(p_page, p_tail_k, b_ring, b_won, LAYOUT, BD)
+        tl.debug_barrier()
+        seal_fine_keys(p_page, p_tail_k, b_ring, b_won, LAYOUT, FIT)
     seal_values(p_page, p_tail_v, first_position, b_ring, b_won, LAYOUT, CAPACITY, BD, COLUMNS, FIT)
     b_mask = tl.sum(tl.reshape(b_won, [G // 16, 16]) << tl.arange(0, 16)[None, :], 1)
     tl.store(p_page + LAYOUT.mask_at + tl.arange(0, G // 16), b_mask.to(tl.int16))

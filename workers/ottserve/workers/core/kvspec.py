@@ -20,6 +20,8 @@ class KVSpec:
         window: R, newest tokens that always stay exact.
         k_bits, v_bits: 1, 2, 4 or 8; 16 keeps that tensor exact.
         k_subgroups: parts of a group that have a key scale and zero of their own.
+        k_fine: in each page so many channels, those of widest keys, have longer codes.
+        k_fine_bits: how many bits longer.
         pool: O, outlier tokens kept exact per layer and KV head; 0 switches tracing off.
         evicted: E, places for tokens that lost their pool place.
         plain_layers: layers that trace no outliers.
@@ -38,6 +40,8 @@ class KVSpec:
     k_bits: int = 2
     v_bits: int = 2
     k_subgroups: int = 1
+    k_fine: int = 0
+    k_fine_bits: int = 2
     pool: int = 3
     evicted: int = 32
     plain_layers: tuple[int, ...] = (0, 1)
@@ -69,11 +73,13 @@ class KVSpec:
 
     @property
     def page_head_bytes(self) -> int:
-        """Bytes of one page in one layer and KV head: codes, scales, zeros, and the mask of replaced positions."""
+        """Bytes of one page in one layer and KV head: codes, scales, zeros, the mask of replaced positions, and
+        the numbers of fine channels."""
         elements = self.group * self.head_size
         keys = elements * self.k_bits // 8 + (4 * self.head_size * self.k_subgroups if self.k_bits < 16 else 0)
         values = elements * self.v_bits // 8 + (4 * self.group if self.v_bits < 16 else 0)
-        return keys + values + self.group // 8
+        fine = self.k_fine * (self.group * self.k_fine_bits // 8 + 1)
+        return keys + fine + values + self.group // 8
 
     @property
     def page_bytes(self) -> int:

@@ -19,6 +19,8 @@ def kivi(cache: CacheSettings, shape: ModelShape) -> KVSpec:
         k_bits=cache.k_bits or 2,
         v_bits=cache.v_bits or 2,
         k_subgroups=cache.k_subgroups,
+        k_fine=cache.k_fine,
+        k_fine_bits=cache.k_fine_bits,
         pool=0,
         evicted=0,
         plain_layers=(),

@@ -22,6 +22,8 @@ def ott(cache: CacheSettings, shape: ModelShape) -> KVSpec:
         k_bits=cache.k_bits or 2,
         v_bits=cache.v_bits or 2,
         k_subgroups=cache.k_subgroups,
+        k_fine=cache.k_fine,
+        k_fine_bits=cache.k_fine_bits,
         pool=DEFAULT_POOL if cache.pool is None else cache.pool,
         evicted=DEFAULT_EVICTED if cache.evicted is None else cache.evicted,
         plain_layers=tuple(layer for layer in cache.plain_layers if layer < shape.num_layers),

@@ -51,7 +51,14 @@ class KVStore:
     ) -> None:
         self.spec = spec
         self.layout = PageLayout(
-            spec.group, spec.head_size, spec.k_bits, spec.v_bits, spec.k_subgroups, exact_dtype=exact_dtype
+            spec.group,
+            spec.head_size,
+            spec.k_bits,
+            spec.v_bits,
+            spec.k_subgroups,
+            exact_dtype,
+            spec.k_fine,
+            spec.k_fine_bits,
         )
         self.num_pages, self.num_slots = num_pages, num_slots
         heads = (spec.num_layers, num_slots, spec.num_kv_heads)

@@ -13,6 +13,8 @@ from ottserve.workers.settings import CacheSettings
 
 POLICIES: dict[str, Callable[[CacheSettings, ModelShape], KVSpec]] = {"fp16": fp16, "kivi": kivi, "ott": ott}
 
+FINE_CHANNELS = (0, 16, 32, 64, 128)
+LONGEST_CODE = 8
 GROUPS = (32, 64, 128, 256)
 HEAD_SIZES = (64, 80, 96, 128, 256)
 
@@ -38,6 +40,15 @@ def resolve_spec(cache: CacheSettings, shape: ModelShape) -> KVSpec:
     )
     subgroups_fit = spec.group % spec.k_subgroups == 0 and spec.group // spec.k_subgroups >= 16
     _require(subgroups_fit, "cache.k_subgroups", spec.k_subgroups, f"must cut {spec.group} tokens into parts of ≥ 16")
+    _require(
+        spec.k_fine in FINE_CHANNELS and spec.k_fine < spec.head_size,
+        "cache.k_fine",
+        spec.k_fine,
+        f"must be one of {FINE_CHANNELS}, below the head size {spec.head_size}",
+    )
+    fine_fits = not spec.k_fine or spec.k_bits + spec.k_fine_bits <= LONGEST_CODE
+    limit = f"must be at most {LONGEST_CODE} together with cache.k_bits={spec.k_bits}"
+    _require(fine_fits, "cache.k_fine_bits", spec.k_fine_bits, limit)
     traced_exact = spec.pool and 16 in (spec.k_bits, spec.v_bits) and spec.k_bits == spec.v_bits
     _require(not traced_exact, "cache.pool", spec.pool, "must be 0 where keys and values are stored at 16 bit")
     for layer in cache.plain_layers:
