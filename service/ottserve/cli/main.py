@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ottserve.cli import ask, bench, capacity, chat, evaluate, idle, info, latency, metrics, serve, tokens
+from ottserve.cli import ask, bench, capacity, chat, evaluate, idle, info, latency, metrics, serve, token, tokens
 
 app = typer.Typer(
     name="ottserve",
@@ -19,6 +19,7 @@ app.command("generate")(ask.generate)
 app.command("chat")(chat.chat)
 app.command("info")(info.info)
 app.command("tokenize")(tokens.tokenize)
+app.command("token")(token.token)
 app.command("evaluate")(evaluate.evaluate)
 app.command("bench")(bench.bench)
 app.command("latency")(latency.latency)
