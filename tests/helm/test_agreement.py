@@ -38,9 +38,9 @@ def program_reads(rendered: Any, folder: Path) -> ServeSettings:
 
 def test_the_program_reads_what_the_chart_writes(render: Render, mode: dict[str, Any], tmp_path: Path) -> None:
     cache = {"policy": "kivi", "k_bits": 4, "memory_bytes": 2**30}
-    settings = program_reads(render(mode, {"settings": {"cache": cache, "seed": 7}}), tmp_path)
+    settings = program_reads(render(mode, {"settings": {"cache": cache, "scheduler": {"max_running": 7}}}), tmp_path)
     assert (settings.cache.policy, settings.cache.k_bits, settings.cache.memory_bytes) == ("kivi", 4, 2**30)
-    assert settings.seed == 7
+    assert settings.scheduler.max_running == 7
     assert (settings.deployment.num_cpus, settings.deployment.num_gpus) == (4, 0), "what a replica's pod has"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.helm.drawn import values_of
 from tests.helm.rendered import Object, Rendered
 from tests.helm.values import HELM, VALUES, Values, at, leaves, merged, nested
 
@@ -64,7 +67,7 @@ def check(kubernetes_problems: Problems) -> Callable[[Any], None]:
     def checked(rendered: Any) -> None:
         names = [(item["kind"], item["metadata"]["name"]) for item in rendered.objects]
         assert len(names) == len(set(names))
-        assert max(len(name) for _, name in names) <= 63
+        assert [name for _, name in names if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name)] == []
         pods = [
             {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "any"}, "spec": spec}
             for spec in rendered.pods().values()
@@ -168,6 +171,20 @@ def test_whatever_the_numbers(render: Render, check: Check, values: Values) -> N
     longest_s = sum(map(float, phases))  # YAML 1.1 takes 1e-05 for text; the settings take both for a number
     for spec in rendered.pods().values():
         assert spec["terminationGracePeriodSeconds"] > own["preStopSeconds"] + longest_s + own["marginSeconds"]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[*HealthCheck])
+@given(values=values_of(json.loads((HELM / "ottserve" / "values.schema.json").read_text())))
+def test_whatever_the_schema_permits_is_valid_or_refused_by_name(
+    render: Render, check: Check, rayservice_problems: Problems, values: Values
+) -> None:
+    try:
+        rendered = render(values)
+    except helm_python.HelmRenderError as refusal:
+        assert re.search(r"[\w.]+=\S*[,:] ", str(refusal)), refusal
+        return
+    check(rendered)
+    assert [problem for service in rendered.of("RayService") for problem in rayservice_problems(service)] == []
 
 
 def test_long_names_leave_room_for_what_kuberay_appends(render: Render) -> None:

@@ -52,11 +52,11 @@ tokens_file: /etc/ottserve-tokens/tokens.yaml
 {{- with .Values.gateway.tlsSecret }}
 - name: tls
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
 {{- end }}
 {{- with .Values.gateway.tokensSecret }}
 - name: tokens
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
 {{- end }}
 {{- end -}}

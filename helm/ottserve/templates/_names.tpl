@@ -1,16 +1,16 @@
 {{- define "ottserve.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimAll "-" -}}
 {{- end -}}
 
 {{/* At most 40 characters: KubeRay appends up to 20 of its own. */}}
 {{- define "ottserve.fullname" -}}
 {{- $name := include "ottserve.name" . -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | trunc 40 | trimAll "-" -}}
 {{- else if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- .Release.Name | trunc 40 | trimAll "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimAll "-" -}}
 {{- end -}}
 {{- end -}}
 
@@ -27,8 +27,8 @@
 {{- end -}}
 
 {{- define "ottserve.selector" -}}
-app.kubernetes.io/name: {{ include "ottserve.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "ottserve.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "ottserve.labels" -}}

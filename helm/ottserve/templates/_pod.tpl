@@ -26,16 +26,16 @@ annotations:
 
 {{/* placement: a values section with nodeSelector, tolerations and affinity. */}}
 {{- define "ottserve.podSpec" -}}
-serviceAccountName: {{ include "ottserve.serviceAccountName" .root }}
+serviceAccountName: {{ include "ottserve.serviceAccountName" .root | quote }}
 automountServiceAccountToken: {{ include "ottserve.needsToken" . }}
 # A Service called ottserve would put OTTSERVE_PORT and the like among the settings.
 enableServiceLinks: false
 terminationGracePeriodSeconds: {{ include "ottserve.graceSeconds" .root }}
 securityContext:
   runAsNonRoot: true
-  runAsUser: {{ .root.Values.runAsUser }}
-  runAsGroup: {{ .root.Values.runAsUser }}
-  fsGroup: {{ .root.Values.runAsUser }}
+  runAsUser: {{ .root.Values.runAsUser | int64 }}
+  runAsGroup: {{ .root.Values.runAsUser | int64 }}
+  fsGroup: {{ .root.Values.runAsUser | int64 }}
   seccompProfile:
     type: RuntimeDefault
 {{- with .root.Values.imagePullSecrets }}
@@ -43,7 +43,7 @@ imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .root.Values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .placement.nodeSelector }}
 nodeSelector:
@@ -60,7 +60,7 @@ affinity:
 {{- end -}}
 
 {{- define "ottserve.container" -}}
-image: {{ include "ottserve.image" .root }}
+image: {{ include "ottserve.image" .root | quote }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 securityContext:
   {{- include "ottserve.containerSecurity" . | nindent 2 }}
@@ -124,17 +124,17 @@ capabilities:
     sizeLimit: {{ include "ottserve.sharedMemory" .root }}
 - name: settings
   configMap:
-    name: {{ include "ottserve.fullname" .root }}
+    name: {{ include "ottserve.fullname" .root | quote }}
 {{- if .root.Values.modelVolume.existingClaim }}
 - name: model
   persistentVolumeClaim:
-    claimName: {{ .root.Values.modelVolume.existingClaim }}
+    claimName: {{ .root.Values.modelVolume.existingClaim | quote }}
     readOnly: true
 {{- end }}
 {{- range .root.Values.secretMounts }}
 - name: secret-{{ .name }}
   secret:
-    secretName: {{ .name }}
+    secretName: {{ .name | quote }}
 {{- end }}
 {{- if include "ottserve.isGateway" . }}
 {{- include "ottserve.gatewayVolumes" .root }}
@@ -143,8 +143,8 @@ capabilities:
 
 {{/* Equal requests and limits. size: cpus, memory and perhaps gpus. */}}
 {{- define "ottserve.resources" -}}
-{{- $amounts := dict "cpu" (toString .size.cpus) "memory" .size.memory -}}
-{{- if gt (int .size.gpus) 0 -}}{{- $_ := set $amounts "nvidia.com/gpu" (toString .size.gpus) -}}{{- end -}}
+{{- $amounts := dict "cpu" (.size.cpus | int64 | toString) "memory" .size.memory -}}
+{{- if gt (int .size.gpus) 0 -}}{{- $_ := set $amounts "nvidia.com/gpu" (.size.gpus | int64 | toString) -}}{{- end -}}
 requests:
   {{- toYaml $amounts | nindent 2 }}
 limits:

@@ -5,7 +5,7 @@ metadata:
 spec:
   {{- include "ottserve.podSpec" . | nindent 2 }}
   {{- with .placement.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   containers:
     - name: ray
@@ -80,6 +80,6 @@ preStop:
       - sh
       - -c
       - >-
-        sleep {{ .root.Values.lifecycle.preStopSeconds }};
+        sleep {{ .root.Values.lifecycle.preStopSeconds | int64 }};
         ottserve wait-idle --timeout-s {{ include "ottserve.drainSeconds" .root }} --url http://127.0.0.1:{{ .port }}/metrics || true
 {{- end -}}
