@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ottserve.cli.connect import DEFAULT_TARGET, CaFile, Target, Tls, Token, connection
+from ottserve.cli.connect import DEFAULT_TARGET, CaFile, ClientCert, Target, Tls, Token, connection
 
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; default: the model's own.")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
@@ -46,6 +46,7 @@ def generate(
     token: Token = None,
     tls: Tls = False,
     ca_file: CaFile = None,
+    client_cert: ClientCert = None,
 ) -> None:
     """Answer a prompt, word by word as the answer appears; several answers one after the other when all have ended."""
     from ottserve.cli import answers
@@ -73,7 +74,7 @@ def generate(
         raise typer.BadParameter("--system has no place in a --raw prompt")
     text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
     source = text if raw else _chat(text, system)
-    with connection(target, token, tls, ca_file) as client:
+    with connection(target, token, tls, ca_file, client_cert) as client:
         if as_json:
             answers.write_json(client.generate(source, options, timeout_s))
             return

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ottserve.cli.ask import MaxNewTokens, System, Temperature
-from ottserve.cli.connect import DEFAULT_TARGET, CaFile, Target, Tls, Token, connection
+from ottserve.cli.connect import DEFAULT_TARGET, CaFile, ClientCert, Target, Tls, Token, connection
 
 if TYPE_CHECKING:
     from ottserve.client import Chat, Client, Options
@@ -24,13 +24,14 @@ def chat(
     token: Token = None,
     tls: Tls = False,
     ca_file: CaFile = None,
+    client_cert: ClientCert = None,
 ) -> None:
     """Talk with the model; it remembers the conversation. /reset forgets it, /exit ends it."""
     from ottserve.client import Chat, ChatMessage, Options
 
     options = Options(temperature=temperature, max_new_tokens=max_new_tokens)
     opening = Chat((ChatMessage("system", system),) if system is not None else ())
-    with connection(target, token, tls, ca_file) as client:
+    with connection(target, token, tls, ca_file, client_cert) as client:
         typer.echo(f"{client.model_info().model}. {HELP}", err=True)
         _talk(client, opening, options, usage)
 

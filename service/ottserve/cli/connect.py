@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from ottserve.client import Client, ClientError
+    from ottserve.client import Tls as ClientTls
 
 INTERRUPTED = 130
 
@@ -19,25 +20,48 @@ Target = Annotated[str, typer.Option(help="Server to call, as host:port.", envva
 Token = Annotated[str | None, typer.Option(help="Bearer token.", envvar="OTTSERVE_TOKEN")]
 Tls = Annotated[bool, typer.Option("--tls", help="Encrypt; trusts the system's certificates.")]
 CaFile = Annotated[
-    Path | None, typer.Option(help="Encrypt; trusts these PEM certificates.", exists=True, dir_okay=False)
+    Path | None,
+    typer.Option(
+        help="Encrypt; trusts these PEM certificates.", exists=True, dir_okay=False, envvar="OTTSERVE_CA_FILE"
+    ),
+]
+ClientCert = Annotated[
+    Path | None,
+    typer.Option(
+        help="Encrypt, and show who calls: PEM certificate and key in one file.",
+        exists=True,
+        dir_okay=False,
+        envvar="OTTSERVE_CLIENT_CERT",
+    ),
 ]
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 
 
 @contextmanager
-def connection(target: str, token: str | None, tls: bool, ca_file: Path | None) -> Iterator[Client]:
+def connection(
+    target: str, token: str | None, tls: bool, ca_file: Path | None, client_cert: Path | None
+) -> Iterator[Client]:
     """A client for the time of a command. Ends the process with a readable message where a call fails."""
     from ottserve import client as oc
 
-    credentials = oc.Tls(ca_file.read_bytes() if ca_file else None) if tls or ca_file else None
-    with oc.Client(target, token=token, tls=credentials) as client:
+    with oc.Client(target, token=token, tls=encryption(tls, ca_file, client_cert)) as client:
         try:
             yield client
         except oc.ClientError as error:
             fail(explain(error, target))
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+
+
+def encryption(tls: bool, ca_file: Path | None, client_cert: Path | None) -> ClientTls | None:
+    """What the options say of TLS; None is plain text."""
+    from ottserve.client import Tls
+
+    if not (tls or ca_file or client_cert):
+        return None
+    pair = client_cert.read_bytes() if client_cert else None  # each reader takes its own blocks of a PEM file
+    return Tls(ca_file.read_bytes() if ca_file else None, pair, pair)
 
 
 def explain(error: ClientError, target: str) -> str:
@@ -48,7 +72,8 @@ def explain(error: ClientError, target: str) -> str:
         case oc.Unavailable() if error.retry_after_s is None:
             return (
                 f"nobody answers at {target}.\n"
-                "Start the server with `make serve` (or `ottserve serve`), or name another with --target."
+                "Start the server with `make serve` (or `ottserve serve`), or name another with --target.\n"
+                "One that speaks TLS wants --tls or --ca-file, one that asks who calls --client-cert."
             )
         case oc.Unavailable() | oc.ResourceExhausted():
             return f"the server can't take the request now: {error.message}.\nTry again in a moment."

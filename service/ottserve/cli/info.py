@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ottserve.cli.connect import DEFAULT_TARGET, CaFile, Target, Tls, Token, connection
+from ottserve.cli.connect import DEFAULT_TARGET, CaFile, ClientCert, Target, Tls, Token, connection
 
 
 def info(
@@ -17,9 +17,10 @@ def info(
     token: Token = None,
     tls: Tls = False,
     ca_file: CaFile = None,
+    client_cert: ClientCert = None,
 ) -> None:
     """Show the model, the settings in effect and the load of each replica."""
-    with connection(target, token, tls, ca_file) as client:
+    with connection(target, token, tls, ca_file, client_cert) as client:
         facts = {
             "model": dataclasses.asdict(client.model_info()),
             "server": dataclasses.asdict(client.server_info()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ottserve.cli import ask, bench, capacity, chat, evaluate, idle, info, latency, metrics, serve, token, tokens
+from ottserve.cli import ask, bench, capacity, chat, evaluate, fuzz, idle, info, latency, metrics, serve, token, tokens
 
 app = typer.Typer(
     name="ottserve",
@@ -23,6 +23,7 @@ app.command("token")(token.token)
 app.command("evaluate")(evaluate.evaluate)
 app.command("bench")(bench.bench)
 app.command("latency")(latency.latency)
+app.command("fuzz")(fuzz.fuzz)
 app.command("metrics")(metrics.metrics)
 app.command("wait-idle")(idle.wait_idle)
 app.command("capacity")(capacity.capacity)

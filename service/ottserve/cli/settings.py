@@ -20,7 +20,7 @@ from ottserve.service.settings import GatewaySettings
 from ottserve.workers.settings import DeploymentSettings, EngineSettings
 
 PREFIX = "OTTSERVE_"
-CLIENT_VARIABLES = {"OTTSERVE_TARGET", "OTTSERVE_TOKEN"}
+CLIENT_VARIABLES = {"OTTSERVE_TARGET", "OTTSERVE_TOKEN", "OTTSERVE_CA_FILE", "OTTSERVE_CLIENT_CERT"}
 
 
 class SettingsError(Exception):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ottserve.cli.connect import DEFAULT_TARGET, CaFile, Target, Tls, Token, connection
+from ottserve.cli.connect import DEFAULT_TARGET, CaFile, ClientCert, Target, Tls, Token, connection
 
 
 def tokenize(
@@ -16,11 +16,12 @@ def tokenize(
     token: Token = None,
     tls: Tls = False,
     ca_file: CaFile = None,
+    client_cert: ClientCert = None,
 ) -> None:
     """Print each token's id and text, and how many there are."""
     from ottserve.client import Chat
 
-    with connection(target, token, tls, ca_file) as client:
+    with connection(target, token, tls, ca_file, client_cert) as client:
         token_ids = client.tokenize(Chat.user(text) if chat else text).token_ids
         for token_id in token_ids:
             typer.echo(f"{token_id:>8}  {client.detokenize((token_id,), skip_special_tokens=False)!r}")

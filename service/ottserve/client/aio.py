@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ottserve.client import messages
-from ottserve.client.connection import CHANNEL_OPTIONS, DEFAULT_TARGET, SERVICE, Tls, call_metadata
+from ottserve.client.connection import DEFAULT_TARGET, SERVICE, Tls, async_channel, call_metadata
 from ottserve.client.errors import NotFound, from_broken_stream, from_rpc_error
 from ottserve.client.retry import RetryPolicy
 from ottserve.client.types import Answer, Chat, Chunk, ModelInfo, Options, Prompt, ReplicaLoad, ServerInfo, Tokens
@@ -33,10 +33,7 @@ class AsyncClient:
         retry: RetryPolicy | None = None,
     ) -> None:
         """`target` is host:port; with `tls` the channel is encrypted, `token` goes as a bearer token."""
-        if tls:
-            self._channel = grpc.aio.secure_channel(target, tls.credentials(), CHANNEL_OPTIONS)
-        else:
-            self._channel = grpc.aio.insecure_channel(target, CHANNEL_OPTIONS)
+        self._channel = async_channel(target, tls)
         self._stub = GenerationServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._metadata = call_metadata(token)

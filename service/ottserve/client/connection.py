@@ -30,6 +30,13 @@ class Tls:
         return grpc.ssl_channel_credentials(self.root_certificates, self.private_key, self.certificate_chain)
 
 
+def async_channel(target: str, tls: Tls | None) -> grpc.aio.Channel:
+    """A channel for asyncio, encrypted with `tls`. Connects at its first call."""
+    if tls is None:
+        return grpc.aio.insecure_channel(target, CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(target, tls.credentials(), CHANNEL_OPTIONS)
+
+
 def call_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
     """Metadata that each call carries."""
     return (("authorization", f"Bearer {token}"),) if token else ()
