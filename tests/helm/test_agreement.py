@@ -121,11 +121,25 @@ def test_the_drain_hook_gives_up_before_the_pod_is_killed(render: Render) -> Non
         assert sleep_s + wait_s + 20 < pods[name]["terminationGracePeriodSeconds"]
 
 
-def test_memory_covers_cache_shared_memory_and_program(render: Render) -> None:
-    needed = CPU_DEFAULT_BYTES + 256 * MIB + 1024 * MIB
-    render({"replica": {"memory": f"{needed // MIB}Mi"}})
-    with pytest.raises(helm_python.HelmRenderError, match=r"replica\.memory"):
-        render({"replica": {"memory": f"{needed // MIB - 1}Mi"}})
+def test_memory_covers_weights_cache_shared_memory_and_program(render: Render, mode: dict[str, Any]) -> None:
+    needed = 3000 * MIB + CPU_DEFAULT_BYTES + 256 * MIB + 1024 * MIB
+    render(mode, {"replica": {"weights": "3000Mi", "memory": f"{needed // MIB}Mi"}})
+    with pytest.raises(
+        helm_python.HelmRenderError, match=rf"replica\.memory=.*, replica\.weights=3000Mi: .* {needed} "
+    ):
+        render(mode, {"replica": {"weights": "3000Mi", "memory": f"{needed // MIB - 1}Mi"}})
+
+
+def test_a_cache_of_its_own_size_is_counted_and_one_on_a_gpu_is_not(render: Render) -> None:
+    large = {"replica": {"memory": "8Gi"}, "settings": {"cache": {"memory_bytes": 7 * 1024 * MIB}}}
+    with pytest.raises(helm_python.HelmRenderError, match=r"replica\.memory=8Gi"):
+        render(large)
+    render(large, {"replica": {"gpus": 1, "weights": "16Gi"}, "settings": {"model": {"device": "cuda"}}})
+
+
+def test_the_weights_of_the_default_model_fit(chart: helm_python.Chart) -> None:
+    """SmolLM2-135M in float32, four bytes a parameter."""
+    assert int(chart.values["replica"]["weights"].removesuffix("Gi")) * 1024 * MIB > 4 * 134_515_008
 
 
 def test_the_object_store_fits_into_shared_memory(render: Render) -> None:

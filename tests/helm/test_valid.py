@@ -149,7 +149,7 @@ def test_the_schemas_can_refuse(render: Render, rayservice_problems: Problems, k
                 {"preStopSeconds": st.integers(1, 600), "marginSeconds": st.integers(20, 600)}
             ),
             "replica": st.fixed_dictionaries(
-                {"cpus": st.integers(1, 256), "memory": st.sampled_from(["4096Mi", "8Gi", "2Ti"])}
+                {"cpus": st.integers(1, 256), "memory": st.sampled_from(["5000Mi", "8Gi", "2Ti"])}
             ),
             "settings": st.fixed_dictionaries(
                 {

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import helm_python
 import pytest
+import yaml
 from tests.helm.values import HELM, VALUES, Values, at, leaves, nested
 
 Render = Callable[..., Any]
@@ -28,6 +29,7 @@ FLIPS: dict[str, Values] = {
     "settings.gateway.metrics.port": {"settings": {"gateway": {"metrics": {"port": 7000}}}},
     "replica.gpus": {"replica": {"gpus": 1}, "settings": {"model": {"device": "auto"}}},
     "replica.memory": {"replica": {"memory": "16Gi"}},
+    "replica.weights": {"replica": {"weights": "2Gi"}},
     "gateway.memory": {"gateway": {"memory": "16Gi"}},
     "rayservice.head.memory": {"rayservice": {"head": {"memory": "16Gi"}}},
     "rayservice.rayVersion": {"rayservice": {"rayVersion": "9.9.9"}},
@@ -84,6 +86,21 @@ def test_flipping_a_value_changes_what_is_rendered_and_stays_valid(
 
 def test_flips_name_values_that_are_there() -> None:
     assert FLIPS.keys() <= set(leaves(VALUES))
+
+
+def test_every_value_of_the_schema_has_a_default_and_so_a_row() -> None:
+    """But for the settings, whose defaults are the program's; values.yaml shows those that the chart reads."""
+    properties = yaml.safe_load((HELM / "schema" / "chart.yaml").read_text())["properties"]
+    shown = {path for path in leaves(VALUES) if not path.startswith("settings.")}
+    assert set(named(properties)) == shown | {"global"}
+
+
+def named(properties: Values, prefix: str = "") -> Iterator[str]:
+    for name, schema in properties.items():
+        if "properties" in schema:
+            yield from named(schema["properties"], f"{prefix}{name}.")
+        else:
+            yield prefix + name
 
 
 def test_every_value_is_in_the_readme(chart: helm_python.Chart) -> None:

@@ -59,12 +59,16 @@
 {{- end -}}
 {{- end -}}
 
-{{/* On a CPU the cache lies in the pod's memory, 2 GiB unless the settings say otherwise; 1 GiB is the program's. */}}
+{{/* Bytes that a replica needs of its pod. On a CPU weights and cache lie there, the cache 2 GiB unless told. */}}
+{{- define "ottserve.memoryNeeded" -}}
+{{- $held := add (include "ottserve.bytes" .Values.replica.weights) (dig "cache" "memory_bytes" 2147483648 .Values.settings | int64) -}}
+{{- if gt (int .Values.replica.gpus) 0 -}}{{- $held = 0 -}}{{- end -}}
+{{- add $held (include "ottserve.bytes" (include "ottserve.sharedMemory" .)) 1073741824 -}}
+{{- end -}}
+
 {{- define "ottserve.checkMemory" -}}
-{{- $cache := dig "cache" "memory_bytes" 2147483648 .Values.settings | int64 -}}
-{{- if gt (int .Values.replica.gpus) 0 -}}{{- $cache = 0 -}}{{- end -}}
-{{- $needed := add $cache (include "ottserve.bytes" (include "ottserve.sharedMemory" .)) 1073741824 -}}
+{{- $needed := include "ottserve.memoryNeeded" . | int64 -}}
 {{- if lt (include "ottserve.bytes" .Values.replica.memory | int64) $needed -}}
-{{- fail (printf "replica.memory=%s: the cache (%v bytes), /dev/shm and the program need %v bytes" .Values.replica.memory $cache $needed) -}}
+{{- fail (printf "replica.memory=%s, replica.weights=%s: weights, cache, /dev/shm and 1 GiB for the program need %v bytes" .Values.replica.memory .Values.replica.weights $needed) -}}
 {{- end -}}
 {{- end -}}

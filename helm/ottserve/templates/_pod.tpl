@@ -19,6 +19,9 @@ labels:
   {{- end }}
 annotations:
   checksum/settings: {{ include "ottserve.settings" .root | sha256sum }}
+  {{- if has .component (list "replica" "server") }}
+  ottserve/memory-needed-bytes: {{ include "ottserve.memoryNeeded" .root | quote }}
+  {{- end }}
   {{- with .root.Values.podAnnotations }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
