@@ -49,6 +49,12 @@ def test_equal_tokens_of_another_salt_are_a_miss(cache: PrefixCache, put: Callab
     assert cache.find(TOKENS, "one", 3).num_pages == 3
 
 
+def test_equal_tokens_of_two_salts_are_found_by_each(cache: PrefixCache, put: Callable[..., tuple[int, ...]]) -> None:
+    """Neither takes the other's place: the salt is part of the hash, not only of the comparison."""
+    one, two = put(cache, "a", salt="one"), put(cache, "b", salt="two")
+    assert (cache.find(TOKENS, "one", 3).page_ids, cache.find(TOKENS, "two", 3).page_ids) == (one, two)
+
+
 def test_pages_of_another_policy_have_other_hashes(ledger: Ledger) -> None:
     seen: list[object] = []
     for fingerprint in ("ott", "kivi"):
