@@ -163,11 +163,12 @@ def test_a_report_is_json_markdown_and_a_picture(make_workload: Make, tmp_path: 
 
 def test_two_reports_side_by_side(make_workload: Make) -> None:
     before = report_of(make_workload(), timed(1.0))
-    after = report_of(make_workload(), timed(2.0))
+    after = report_of(make_workload(), timed(2.0), Timed("chat", "unavailable", 0.2))
     after["server"] = {"policy": "kivi"}
     shown = compare(before, after)
     assert "policy: ott → kivi" in shown
     assert "| time to first token, p50, ms | 1000.00 | 2000.00 | 2.00 |" in shown
+    assert "| requests, unavailable | 0.00 | 1.00 | — |" in shown
 
 
 def test_reports_of_unlike_workloads_do_not_compare(make_workload: Make, tmp_path: Path) -> None:

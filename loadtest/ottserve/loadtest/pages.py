@@ -94,6 +94,8 @@ def compare(before: Report, after: Report) -> str:
         "|---|---:|---:|---:|",
         *(_pair(name, before["rates"][name], after["rates"][name], 1) for name in before["rates"]),
     ]
+    for outcome in sorted(before["requests"].keys() | after["requests"].keys()):
+        lines.append(_pair(f"requests, {outcome}", *(run["requests"].get(outcome, 0) for run in (before, after)), 1))
     for name, title in TITLES.items():
         for column in ("p50", "p99"):
             pair = (before["times"][name].get(column), after["times"][name].get(column))
