@@ -15,7 +15,11 @@ from ottserve import client as oc
 from ottserve.cli.connect import DEFAULT_TARGET, explain
 from ottserve.cli.main import app
 
-COMMANDS = ("serve", "settings", "generate", "chat", "info", "tokenize", "metrics", "wait-idle", "capacity", "latency")
+COMMANDS = (
+    *("serve", "settings", "generate", "chat", "info", "tokenize", "metrics", "wait-idle"),
+    *("capacity", "latency", "fuzz", "token"),
+)
+FREE_PORTS = ("--gateway.port", "0", "--gateway.http_port", "0", "--gateway.metrics.port", "0")
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -76,9 +80,21 @@ def test_a_taken_port_is_named_before_anything_starts() -> None:
 
 
 def test_a_model_that_is_not_there_is_named_before_anything_starts() -> None:
-    code, _, err = run("serve", "--gateway.port", "0", "--gateway.metrics.port", "0", "--model.path", "/no/such/model")
+    code, _, err = run("serve", *FREE_PORTS, "--model.path", "/no/such/model")
     assert code == 1
     assert "model.path=/no/such/model" in err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--gateway.tokens_file", "/no/such/file"),
+        ("--gateway.tls.certificate", "/no/such/file", "--gateway.tls.key", "/no/such/file"),
+    ],
+)
+def test_files_of_tokens_and_certificates_are_read_before_anything_starts(flags: tuple[str, ...]) -> None:
+    code, _, err = run("serve", *FREE_PORTS, "--model.path", "toy", *flags)
+    assert (code, "/no/such/file" in err) == (1, True)
 
 
 def test_refused_fields_are_explained_by_name() -> None:

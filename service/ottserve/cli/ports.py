@@ -17,6 +17,7 @@ def check_ports(settings: ServeSettings) -> None:
     for name, host, port in (
         ("gateway.port", gateway.host, gateway.port),
         ("gateway.http_port", gateway.http_host, gateway.http_port or 0),
+        ("gateway.tls.health_port", gateway.host, gateway.tls.health_port or 0),
         ("gateway.metrics.port", gateway.metrics.host, gateway.metrics.port),
         ("metrics.port", settings.metrics.host, settings.metrics.port),
     ):

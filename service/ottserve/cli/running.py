@@ -11,14 +11,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from ottserve.cli.ports import PortTaken, check_ports, free_port
 from ottserve.cli.settings import ServeSettings
+from ottserve.service.callers import Callers
 from ottserve.service.ray_environment import RAY_ENVIRONMENT
+from ottserve.service.settings import GatewaySettings
+from ottserve.service.tls import server_credentials
+from ottserve.workers.api import ReplicaInfo
 from ottserve.workers.models.source import find_source
 from ottserve.workers.signals import DrainRequested, StopRequested, StopSignals
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
 
 APPLICATION = "ottserve"
 OBJECT_STORE_BYTES = 128 * 1024 * 1024
@@ -45,7 +53,9 @@ def run(settings: ServeSettings) -> int:
     try:
         check_ports(settings)
         find_source(settings.model.path)
-    except (PortTaken, ValueError) as error:
+        server_credentials(settings.gateway.tls)
+        Callers(settings.gateway.tokens_file)
+    except (PortTaken, ValueError, OSError) as error:
         return _failed(console, str(error))
     settings = _with_ports(settings)
     with StopSignals() as signals:
@@ -61,8 +71,8 @@ def run(settings: ServeSettings) -> int:
 def _serve_and_drain(settings: ServeSettings, signals: StopSignals, console: Console) -> int:
     try:
         began = time.monotonic()
-        start(settings, signals, console.print)
-        console.print(_ready_message(settings, time.monotonic() - began))
+        served = start(settings, signals, console.print)
+        console.print(_ready_message(settings, served, time.monotonic() - began))
         _wait_for_end_of_ray()
         return _failed(console, "Ray has ended by itself; its logs are in /tmp/ray/session_latest/logs")
     except StartFailed as error:
@@ -74,7 +84,7 @@ def _serve_and_drain(settings: ServeSettings, signals: StopSignals, console: Con
     return 0
 
 
-def start(settings: ServeSettings, signals: StopSignals, say: Callable[[str], None]) -> None:
+def start(settings: ServeSettings, signals: StopSignals, say: Callable[[str], None]) -> ReplicaInfo:
     """Start Ray, then the application on it, and wait until requests are served. Raises `StartFailed`."""
     say("starting Ray")
     os.environ.update(LOCAL_RAY_ENVIRONMENT)
@@ -95,10 +105,10 @@ def start(settings: ServeSettings, signals: StopSignals, say: Callable[[str], No
     say(f"loading {settings.model.path}")
     application = _application(settings, int(ray.cluster_resources().get("GPU", 0)))
     try:
-        serve.run(application, name=APPLICATION, route_prefix=None, logging_config=SERVE_LOGGING)
+        gateway = serve.run(application, name=APPLICATION, route_prefix=None, logging_config=SERVE_LOGGING)
     except RuntimeError as error:
         raise StartFailed(_why(error)) from error
-    _wait_until_ready(settings)
+    return _wait_until_ready(gateway)
 
 
 def _application(settings: ServeSettings, num_gpus_here: int):  # type: ignore[no-untyped-def]
@@ -123,39 +133,41 @@ def _application(settings: ServeSettings, num_gpus_here: int):  # type: ignore[n
     return gateway_application(settings.gateway, replicas)
 
 
-def _wait_until_ready(settings: ServeSettings) -> None:
-    from ottserve import client as oc
-
+def _wait_until_ready(gateway: DeploymentHandle) -> ReplicaInfo:
+    """Asks by Serve: the gateway's own port may want a certificate, or a token."""
     deadline = time.monotonic() + READY_TIMEOUT_S
-    with oc.Client(_target(settings), retry=oc.RetryPolicy(max_attempts=1)) as client:
-        while time.monotonic() < deadline:
-            try:
-                if client.ready():
-                    return
-            except oc.Unavailable:
-                pass  # it does not listen yet
-            time.sleep(0.1)
+    while time.monotonic() < deadline:
+        served: ReplicaInfo | None = gateway.served.remote().result(timeout_s=READY_TIMEOUT_S)
+        if served is not None:
+            return served
+        time.sleep(0.1)
     raise StartFailed(f"the gateway did not become ready within {READY_TIMEOUT_S:.0f} s")
 
 
-def _ready_message(settings: ServeSettings, took_s: float) -> str:
-    from ottserve import client as oc
-
-    target = _target(settings)
-    with oc.Client(target) as client:
-        model, server = client.model_info(), client.server_info()
-    cache, command = server.cache, os.path.relpath(sys.argv[0])
-    option = "" if target == oc.DEFAULT_TARGET else f" --target {target}"
+def _ready_message(settings: ServeSettings, served: ReplicaInfo, took_s: float) -> str:
+    target, server, command = _target(settings), served.server, os.path.relpath(sys.argv[0])
+    options = _client_options(settings.gateway, target)
     return (
-        f"\nready after {took_s:.0f} s: {model.model} on {server.engine.device} ({server.engine.backend}), "
-        f"policy {cache.policy}, {cache.bits_per_element:.2f} bits a cached element, "
-        f"room for {cache.token_capacity:,} tokens\n"
+        f"\nready after {took_s:.0f} s: {served.model.name} on {server.device} ({server.backend}), "
+        f"policy {server.policy}, {server.bits_per_element:.2f} bits a cached element, "
+        f"room for {server.token_capacity:,} tokens\n"
         f"  gRPC     {target}\n"
         f"  metrics  http://127.0.0.1:{settings.gateway.metrics.port}/metrics, replicas by /sd\n"
-        f'  try      {command} generate "What is the capital of France?"{option}\n'
-        f"           {command} chat{option}\n"
+        f'  try      {command} generate "What is the capital of France?"{options}\n'
+        f"           {command} chat{options}\n"
         "Ctrl-C ends it.\n"
     )
+
+
+def _client_options(gateway: GatewaySettings, target: str) -> str:
+    """What a command needs beside the defaults to reach the gateway."""
+    needed = {
+        f"--target {target}": target != f"127.0.0.1:{GatewaySettings.model_fields['port'].default}",
+        "--ca-file CA.pem": gateway.tls.certificate is not None,
+        "--client-cert CERTIFICATE-AND-KEY.pem": gateway.tls.client_ca is not None,
+        "--token TOKEN": gateway.tokens_file is not None,
+    }
+    return "".join(f" {option}" for option, is_needed in needed.items() if is_needed)
 
 
 def _drain() -> None:

@@ -30,6 +30,7 @@ from ottserve.service.settings import GatewaySettings
 from ottserve.service.tls import server_credentials
 from ottserve.service.turns import Turns
 from ottserve.v1 import generation_pb2_grpc
+from ottserve.workers.api import ReplicaInfo
 
 log = structlog.get_logger(__name__)
 
@@ -108,6 +109,11 @@ class GatewayServer:
     def phase(self) -> Phase:
         """Where the gateway stands."""
         return self._readiness.phase
+
+    @property
+    def served(self) -> ReplicaInfo | None:
+        """What requests are served by; None while none would be."""
+        return self._readiness.known().info if self.phase is Phase.READY else None
 
     @property
     def is_following(self) -> bool:
