@@ -210,6 +210,19 @@ def test_of_a_repeated_prompt_of_2000_tokens_next_to_nothing_is_computed(
     assert [computed() for _ in range(3)] == [(2000, 4), (2000 - 62 * 32, 1), (2000 - 62 * 32, 1)]
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_prompt_of_exactly_two_pages_twice(make_random_engine, make_task, run_to_end, policy):
+    """Both its pages are cached, since the first answer sealed them; the last token gives logits only if computed."""
+    engine = make_random_engine(policy)
+    task = make_task([(7 * i * i + 3 * i) % 128 for i in range(64)], max_new=40)
+    first, second = run_to_end(engine, task), run_to_end(engine, task)
+    assert engine.load_report().pages_cached == 2
+    assert second.ends["r"].finish.usage.num_cached_tokens == 32
+    assert engine.counters.num_prompt_tokens_computed == 64 + 32
+    if policy == "fp16":
+        assert second.token_ids == first.token_ids
+
+
 def test_equal_prompts_that_come_together_are_computed_once(make_engine, make_task, run_to_end):
     """Each has its last token for itself, and all that its last page does not hold."""
     engine = make_engine(max_tokens_per_step=1024)
