@@ -13,8 +13,8 @@ from ray.serve import Application
 
 from ottserve.cli.settings import read_settings
 from ottserve.service.deployment import gateway_application
-from ottserve.service.logs import configure_logs
 from ottserve.service.named_replica import NamedReplicaRouter
+from ottserve.service.tracing import configure_replica
 from ottserve.workers.app import replica_application
 from ottserve.workers.settings import EngineSettings
 
@@ -39,7 +39,7 @@ def application(arguments: ClusterArguments) -> Application:
         settings.deployment,
         num_cpus=1,
         num_gpus=0 if settings.model.device == "cpu" else 1,
-        configure_logs=configure_logs,
+        configure_logs=configure_replica,
         request_router=NamedReplicaRouter,
     )
     return gateway_application(settings.gateway, replicas, arguments.gateway_resources)

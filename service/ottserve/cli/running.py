@@ -5,6 +5,7 @@ Ray is started for this process alone and listens on the loopback address; it go
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
@@ -108,13 +109,13 @@ def start(settings: ServeSettings, signals: StopSignals, say: Callable[[str], No
         gateway = serve.run(application, name=APPLICATION, route_prefix=None, logging_config=SERVE_LOGGING)
     except RuntimeError as error:
         raise StartFailed(_why(error)) from error
-    return _wait_until_ready(gateway)
+    return asyncio.run(_ready(gateway))
 
 
 def _application(settings: ServeSettings, num_gpus_here: int):  # type: ignore[no-untyped-def]
     from ottserve.service.deployment import gateway_application
-    from ottserve.service.logs import configure_logs
     from ottserve.service.named_replica import NamedReplicaRouter
+    from ottserve.service.tracing import configure_replica
     from ottserve.workers.app import replica_application
 
     if settings.model.device == "cuda" and not num_gpus_here:
@@ -127,21 +128,22 @@ def _application(settings: ServeSettings, num_gpus_here: int):  # type: ignore[n
         settings.deployment,
         num_cpus=1 if uses_gpu else share,
         num_gpus=1 if uses_gpu else 0,
-        configure_logs=configure_logs,
+        configure_logs=configure_replica,
         request_router=NamedReplicaRouter,
     )
     return gateway_application(settings.gateway, replicas)
 
 
-def _wait_until_ready(gateway: DeploymentHandle) -> ReplicaInfo:
+async def _ready(gateway: DeploymentHandle) -> ReplicaInfo:
     """Asks by Serve: the gateway's own port may want a certificate, or a token."""
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    while time.monotonic() < deadline:
-        served: ReplicaInfo | None = gateway.served.remote().result(timeout_s=READY_TIMEOUT_S)
-        if served is not None:
-            return served
-        time.sleep(0.1)
-    raise StartFailed(f"the gateway did not become ready within {READY_TIMEOUT_S:.0f} s")
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            while (served := await gateway.served.remote()) is None:  # noqa: ASYNC110  in another process
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise StartFailed(f"the gateway did not become ready within {READY_TIMEOUT_S:.0f} s") from None
+    ready: ReplicaInfo = served
+    return ready
 
 
 def _ready_message(settings: ServeSettings, served: ReplicaInfo, took_s: float) -> str:

@@ -10,7 +10,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
-from ottserve.service.logs import configure_logs
+from ottserve.service import tracing
 from ottserve.service.ray_environment import RAY_ENVIRONMENT
 from ottserve.service.ray_replicas import RayReplicas
 from ottserve.service.server import GatewayServer
@@ -25,7 +25,7 @@ class Gateway:
     """Starts the server when Serve makes it, drains when Serve ends it. Requests never come through Serve itself."""
 
     async def __init__(self, settings: GatewaySettings, engine: DeploymentHandle) -> None:  # type: ignore[misc]
-        configure_logs()
+        tracing.configure("gateway")
         # Half: the readiness has to hear of those that answer before its own time is up.
         replicas = RayReplicas(engine, settings.routing, settings.readiness.poll_timeout_s / 2)
         self._server = GatewayServer(settings, replicas)

@@ -49,6 +49,7 @@ class Generations:
         remaining_s: float | None,
         accepted: Callable[[GenerationTask], None] = lambda task: None,
         caller: Caller = ANYONE,
+        traceparent: str = "",
     ) -> AsyncGenerator[TextChunk, None]:
         """What the replicas make of a request. Closing it ends the work and gives back its room.
 
@@ -57,8 +58,9 @@ class Generations:
             remaining_s: how long the caller waits; None for ever.
             accepted: told the task, once it is one and has room.
             caller: whose limits hold.
+            traceparent: W3C trace context of the call.
         """
-        arrival = validate.arrival(self._now(), remaining_s)
+        arrival = validate.arrival(self._now(), remaining_s, traceparent)
         served = self._readiness.require()
         with self._admission.admit(request.request_id, caller) as permit:
             task = await validate.generation_task(request, served, self._settings.default_max_new_tokens, arrival)

@@ -41,10 +41,12 @@ class CallContext:
 
     Attributes:
         remaining_s: how long the caller waits, from when the call came; None for ever.
+        traceparent: W3C trace context of the call, or empty.
     """
 
     caller: Caller
     remaining_s: float | None
+    traceparent: str
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -96,7 +98,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _accounted(self, method: str, context: Context) -> AsyncIterator[Call]:
-        call = self._accounts.begin(method, uuid.uuid4().hex)
+        call = self._accounts.begin(method, uuid.uuid4().hex, _metadata(context))
         try:
             yield call
         except asyncio.CancelledError:
@@ -119,7 +121,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             call.facts["caller"] = caller.name
         request = _identified(call, _parsed(raw, parse), metadata)
         await context.send_initial_metadata(((REQUEST_ID, call.request_id),))
-        return request, CallContext(caller, remaining_s)
+        return request, CallContext(caller, remaining_s, call.traceparent)
 
 
 def _metadata(context: Context) -> dict[str, str]:

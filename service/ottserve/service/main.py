@@ -10,7 +10,7 @@ import signal
 from collections.abc import Coroutine
 from typing import Any
 
-from ottserve.service.logs import configure_logs
+from ottserve.service import tracing
 from ottserve.service.replicas import ReplicaClient
 from ottserve.service.server import GatewayServer
 from ottserve.service.settings import GatewaySettings
@@ -23,7 +23,7 @@ async def run(settings: GatewaySettings, replicas: ReplicaClient) -> None:
 
     Raises RuntimeError or OSError if a port is taken, and what makes a model unusable, such as a broken tokenizer.
     """
-    configure_logs()
+    tracing.configure("gateway")
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:

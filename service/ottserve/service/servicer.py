@@ -77,4 +77,6 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         return pb.FlushCacheResponse(num_pages_dropped=await self._replicas.flush_cache())
 
     def _chunks(self, request: pb.GenerateRequest, context: CallContext) -> AsyncGenerator[TextChunk, None]:
-        return self._generations.chunks(request, context.remaining_s, caller=context.caller)
+        return self._generations.chunks(
+            request, context.remaining_s, caller=context.caller, traceparent=context.traceparent
+        )

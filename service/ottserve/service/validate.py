@@ -32,11 +32,12 @@ class Arrival:
 
     received_at: float
     deadline_at: float | None
+    traceparent: str = ""
 
 
-def arrival(received_at: float, remaining_s: float | None) -> Arrival:
+def arrival(received_at: float, remaining_s: float | None, traceparent: str = "") -> Arrival:
     """When a call came, and until when its caller waits; `remaining_s` is None where the caller waits for ever."""
-    return Arrival(received_at, None if remaining_s is None else received_at + remaining_s)
+    return Arrival(received_at, None if remaining_s is None else received_at + remaining_s, traceparent)
 
 
 def request_id(value: str, field: str = "request_id") -> str:
@@ -92,6 +93,7 @@ async def generation_task(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         form=answer_form(request, stops),
+        traceparent=arrived.traceparent,
     )
 
 

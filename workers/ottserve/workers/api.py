@@ -125,6 +125,7 @@ class GenerationTask:
             none at all, 0 the chosen one alone.
         prompt_logprobs: the same for the tokens of the prompt, all of which are then computed, cached or not.
         form: what the answer must look like, or None.
+        traceparent: W3C trace context of the call, or empty.
     """
 
     request_id: str
@@ -140,6 +141,7 @@ class GenerationTask:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     form: Form | None = None
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

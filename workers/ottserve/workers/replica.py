@@ -18,6 +18,7 @@ from ottserve.workers.demand import DemandMeter
 from ottserve.workers.engine_thread import EngineLike, Progress
 from ottserve.workers.loop import EngineLoop
 from ottserve.workers.metrics import ReplicaMetrics
+from ottserve.workers.request_log import noted
 from ottserve.workers.settings import EngineSettings
 
 log = structlog.get_logger("ottserve.replica")
@@ -69,9 +70,11 @@ class Replica:
 
     async def generate(self, task: GenerationTask) -> AsyncGenerator[TextChunk, None]:
         """The chunks of a task. Cancelling the stream aborts the task."""
-        async with aclosing(self._engine.generate(task)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        with noted(task) as note:
+            async with aclosing(self._engine.generate(task)) as chunks:
+                async for chunk in chunks:
+                    note.saw(chunk)
+                    yield chunk
 
     async def abort(self, request_id: str) -> AbortResult:
         """End a request with finish reason ABORTED."""

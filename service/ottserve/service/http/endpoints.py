@@ -94,7 +94,9 @@ class Endpoints:
             visit.call.facts["user"] = body.user
         answer = Answer(visit.call, body, shape, served.info.model.name, prompts)
         streams = [
-            prompt.pieces(self._generations.chunks(request, visit.timeout_s, prompt.accept, caller))
+            prompt.pieces(
+                self._generations.chunks(request, visit.timeout_s, prompt.accept, caller, visit.call.traceparent)
+            )
             for request, prompt in zip(requests, prompts, strict=True)
         ]
         pieces = streams[0] if len(streams) == 1 else merged(streams)

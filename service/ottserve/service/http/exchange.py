@@ -54,10 +54,10 @@ class Exchange(Response):
         self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = self._accounts.begin(self._method, uuid.uuid4().hex)
+        request = Request(scope, receive)
+        call = self._accounts.begin(self._method, uuid.uuid4().hex, request.headers)
         reply = Reply(send, {REQUEST_ID: call.request_id})
         try:
-            request = Request(scope, receive)
             if REQUEST_ID in request.headers:
                 call.request_id = validate.request_id(request.headers[REQUEST_ID], REQUEST_ID)
                 reply.headers[REQUEST_ID] = call.request_id
