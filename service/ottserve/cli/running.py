@@ -154,6 +154,7 @@ def _ready_message(settings: ServeSettings, served: ReplicaInfo, took_s: float) 
         f"policy {server.policy}, {server.bits_per_element:.2f} bits a cached element, "
         f"room for {server.token_capacity:,} tokens\n"
         f"  gRPC     {target}\n"
+        f"{_openai_line(settings)}"
         f"  metrics  http://127.0.0.1:{settings.gateway.metrics.port}/metrics, replicas by /sd\n"
         f'  try      {command} generate "What is the capital of France?"{options}\n'
         f"           {command} chat{options}\n"
@@ -170,6 +171,13 @@ def _client_options(gateway: GatewaySettings, target: str) -> str:
         "--token TOKEN": gateway.tokens_file is not None,
     }
     return "".join(f" {option}" for option, is_needed in needed.items() if is_needed)
+
+
+def _openai_line(settings: ServeSettings) -> str:
+    """Where OpenAI's clients go, if anywhere."""
+    scheme = "https" if settings.gateway.tls.certificate else "http"
+    port = settings.gateway.http_port
+    return f"  OpenAI   {scheme}://127.0.0.1:{port}/v1\n" if port else ""
 
 
 def _drain() -> None:

@@ -80,8 +80,8 @@ INVALID: list[tuple[str, Any, str | None, str]] = [
     (CHAT, chat(response_format={"type": "xml"}), "response_format.type", "json_schema"),
     (CHAT, chat(response_format={"type": "json_schema"}), "response_format.json_schema", "with type json_schema"),
     (CHAT, chat(response_format={"type": "text", "json_schema": NAMED}), "response_format.json_schema", "no other"),
-    (CHAT, chat(structured_outputs={}), "structured_outputs", "one of json"),
-    (CHAT, chat(structured_outputs={"regex": "a", "choice": ["a"]}), "structured_outputs", "one of json"),
+    (CHAT, chat(structured_outputs={}), "structured_outputs", "one of regex"),
+    (CHAT, chat(structured_outputs={"regex": "a", "choice": ["a"]}), "structured_outputs", "one of regex"),
     (CHAT, chat(structured_outputs={"choice": []}), "structured_outputs.choice", "1 to 1024 texts"),
     (
         CHAT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from starlette.responses import Response
+from starlette.datastructures import Headers
 from starlette.types import Send
 
 from ottserve.service.http.errors import Refusal
@@ -43,8 +43,9 @@ class Reply:
 
     async def whole(self, content: dict[str, Any], status: int = 200) -> None:
         """The answer is this object."""
-        await self._begin(status, {"content-type": JSON})
-        await self._body(to_json(content), more=False)
+        body = to_json(content)
+        await self._begin(status, {"content-type": JSON, "content-length": str(len(body))})
+        await self._body(body, more=False)
 
     async def event(self, content: dict[str, Any]) -> None:
         """The next event of a stream."""
@@ -67,8 +68,7 @@ class Reply:
             await self.whole(refusal.body, status or refusal.status)
 
     async def _begin(self, status: int, headers: dict[str, str]) -> None:
-        raw = Response(headers=self.headers | headers).raw_headers
-        raw = [(name, value) for name, value in raw if name != b"content-length"]
+        raw = Headers(self.headers | headers).raw
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _body(self, content: bytes, more: bool = True) -> None:

@@ -53,9 +53,8 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """The form of an answer in the contract's words; exactly one."""
+    """What OpenAI has no word for; exactly one."""
 
-    json_: dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from ottserve.service.http.prompts import Prompt
 from ottserve.service.http.requests import (
@@ -142,25 +141,16 @@ def _response_format(given: ResponseFormat) -> pb.StructuredOutput | None:
     if (given.json_schema is None) == (given.type == "json_schema"):
         raise invalid("response_format.json_schema", given.type, "given with type json_schema, and with no other")
     if given.json_schema is not None:
-        return pb.StructuredOutput(json_schema=_json("response_format.json_schema.schema", given.json_schema.schema_))
+        return pb.StructuredOutput(json_schema=json.dumps(given.json_schema.schema_, ensure_ascii=False))
     return pb.StructuredOutput(json_schema=JSON_OBJECT) if given.type == "json_object" else None
 
 
 def _structured_outputs(wanted: StructuredOutputs) -> pb.StructuredOutput:
     given = wanted.model_fields_set
     if len(given) != 1:
-        raise invalid("structured_outputs", f"{len(given)} of them", "one of json, regex, choice or grammar")
-    if wanted.json_ is not None:
-        return pb.StructuredOutput(json_schema=_json("structured_outputs.json", wanted.json_))
+        raise invalid("structured_outputs", f"{len(given)} of them", "one of regex, choice or grammar")
     if wanted.regex is not None:
         return pb.StructuredOutput(regex=wanted.regex)
     if wanted.choice is not None:
         return pb.StructuredOutput(choice=pb.Choices(options=wanted.choice))
     return pb.StructuredOutput(grammar=wanted.grammar or "")
-
-
-def _json(field: str, schema: dict[str, Any]) -> str:
-    try:
-        return json.dumps(schema, ensure_ascii=False)
-    except RecursionError:
-        raise invalid(field, "a deeper one", "a schema that is nested less deeply") from None
