@@ -77,6 +77,16 @@ def test_helm_test_calls_as_a_client_must(render: Render, mode: Values) -> None:
     assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}], "the key stays with the gateway"
 
 
+def test_helm_test_shows_a_certificate_where_callers_need_one(render: Render, mode: Values) -> None:
+    rendered = render(mode, SECURED, {"test": {"clientSecret": "me"}})
+    spec = rendered.one("Pod")["spec"]
+    (container,) = spec["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert f"--client-cert={mounts['client']}/client.pem" in container["args"]
+    assert f"--ca-file={mounts['tls']}/ca.crt" in container["args"]
+    assert {v["name"]: v["secret"]["secretName"] for v in spec["volumes"]} == {"tls": "demo-tls", "client": "me"}
+
+
 def test_notes_tell_callers(render: Render, mode: Values) -> None:
     assert "in plain text; nobody needs a token" in render(mode).notes
     assert "encrypted; callers need a token" in render(mode, SECURED).notes

@@ -55,7 +55,7 @@ FULL: Values = {
     },
     "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
     "gateway": {"tlsSecret": "tls", "tokensSecret": "tokens"},
-    "test": {"tokenSecret": "token"},
+    "test": {"tokenSecret": "token", "clientSecret": "client"},
     "replica": {"nodeSelector": {"gpu": "h200"}, "tolerations": [{"operator": "Exists"}], "affinity": {}},
 }
 

@@ -168,6 +168,7 @@ def test_two_reports_side_by_side(make_workload: Make) -> None:
     shown = compare(before, after)
     assert "policy: ott → kivi" in shown
     assert "| time to first token, p50, ms | 1000.00 | 2000.00 | 2.00 |" in shown
+    assert "| cached prompt tokens, warm-up included | 4.00 | 4.00 | 1.00 |" in shown
     assert "| requests, unavailable | 0.00 | 1.00 | — |" in shown
 
 
@@ -179,3 +180,9 @@ def test_reports_of_unlike_workloads_do_not_compare(make_workload: Make, tmp_pat
     result = CliRunner().invoke(app, ["compare", *map(str, paths)])
     assert result.exit_code == 2
     assert "workload.seed differs: 1 and 2" in result.stderr
+
+
+def test_runs_of_more_processes_draw_other_requests(make_workload: Make) -> None:
+    before = report_of(make_workload(), timed(1.0))
+    with pytest.raises(ValueError, match="processes differ: 1 and 2"):
+        compare(before, before | {"num_processes": 2})

@@ -18,7 +18,19 @@ Target = Annotated[str, typer.Option(help="Service to call, as host:port.", envv
 Token = Annotated[str | None, typer.Option(help="Bearer token.", envvar="OTTSERVE_TOKEN")]
 Tls = Annotated[bool, typer.Option("--tls", help="Encrypt; trusts the system's certificates.")]
 CaFile = Annotated[
-    Path | None, typer.Option(help="Encrypt; trusts these PEM certificates.", exists=True, dir_okay=False)
+    Path | None,
+    typer.Option(
+        help="Encrypt; trusts these PEM certificates.", exists=True, dir_okay=False, envvar="OTTSERVE_CA_FILE"
+    ),
+]
+ClientCert = Annotated[
+    Path | None,
+    typer.Option(
+        help="Encrypt, and show who calls: PEM certificate and key in one file.",
+        exists=True,
+        dir_okay=False,
+        envvar="OTTSERVE_CLIENT_CERT",
+    ),
 ]
 DurationS = Annotated[float | None, typer.Option(help="Instead of the workload's.", min=0.1)]
 WarmUpS = Annotated[float | None, typer.Option(help="Instead of the workload's.", min=0)]
@@ -37,9 +49,11 @@ def run_command(
     processes: Annotated[int, typer.Option(help="Processes that send.", min=1)] = 1,
     remote: Annotated[bool, typer.Option("--remote", help="Wait for workers instead of starting them here.")] = False,
     master_port: MasterPort = 5557,
+    flush_cache: Annotated[bool, typer.Option("--flush-cache", help="Drop cached prefixes first.")] = False,
     token: Token = None,
     tls: Tls = False,
     ca_file: CaFile = None,
+    client_cert: ClientCert = None,
     duration_s: DurationS = None,
     warm_up_s: WarmUpS = None,
     seed: Seed = None,
@@ -51,14 +65,17 @@ def run_command(
     from ottserve.loadtest.service import RunFailed, Service  # noqa: PLC0415  likewise
 
     arguments = [str(workload), "--target", target, *(["--tls"] if tls else [])]
-    options = {"ca-file": ca_file, "duration-s": duration_s, "warm-up-s": warm_up_s, "seed": seed}
+    files = {"ca-file": ca_file, "client-cert": client_cert}
+    options = files | {"duration-s": duration_s, "warm-up-s": warm_up_s, "seed": seed}
     for name, value in options.items():
         if value is not None:
             arguments += [f"--{name}", str(value)]
-    service = Service(target, token, tls, ca_file)
+    service = Service(target, token, tls, ca_file, client_cert)
     plan = runs.Plan(workload.stem, asked, service, arguments, processes, not remote, master_port)
     typer.echo(f"sending {workload.stem} to {target} for {asked.duration_s:g} s ...", err=True)
     try:
+        if flush_cache:
+            service.forget()
         report = runs.run(plan)
     except RunFailed as error:
         _fail(str(error))
@@ -80,6 +97,7 @@ def worker_command(
     token: Token = None,
     tls: Tls = False,
     ca_file: CaFile = None,
+    client_cert: ClientCert = None,
     duration_s: DurationS = None,
     warm_up_s: WarmUpS = None,
     seed: Seed = None,
@@ -89,7 +107,7 @@ def worker_command(
     from ottserve.loadtest.run import work  # noqa: PLC0415  locust replaces parts of the standard library
     from ottserve.loadtest.service import Service  # noqa: PLC0415  gRPC comes after locust
 
-    work(asked, Service(target, token, tls, ca_file), (master_host, master_port), number, of)
+    work(asked, Service(target, token, tls, ca_file, client_cert), (master_host, master_port), number, of)
 
 
 @app.command("compare")

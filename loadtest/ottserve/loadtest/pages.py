@@ -86,6 +86,10 @@ def compare(before: Report, after: Report) -> str:
     for field in ("requests", "arrivals", "seed", "duration_s", "warm_up_s"):
         if before["workload"][field] != after["workload"][field]:
             raise ValueError(f"workload.{field} differs: {before['workload'][field]} and {after['workload'][field]}")
+    if before["num_processes"] != after["num_processes"]:
+        raise ValueError(
+            f"processes differ: {before['num_processes']} and {after['num_processes']} draw unlike requests"
+        )
     lines = [
         f"# {before['workload']['name']}: {before['started_at']} and {after['started_at']}",
         "",
@@ -94,8 +98,13 @@ def compare(before: Report, after: Report) -> str:
         "|---|---:|---:|---:|",
         *(_pair(name, before["rates"][name], after["rates"][name], 1) for name in before["rates"]),
     ]
+    lines += [
+        _pair(f"{name.replace('_', ' ')}, warm-up included", before["tokens"][name], after["tokens"][name], 1)
+        for name in ("prompt_tokens", "cached_prompt_tokens")
+    ]
     for outcome in sorted(before["requests"].keys() | after["requests"].keys()):
-        lines.append(_pair(f"requests, {outcome}", *(run["requests"].get(outcome, 0) for run in (before, after)), 1))
+        counts = [run["requests"].get(outcome, 0) for run in (before, after)]
+        lines.append(_pair(f"requests, {outcome}", counts[0], counts[1], 1))
     for name, title in TITLES.items():
         for column in ("p50", "p99"):
             pair = (before["times"][name].get(column), after["times"][name].get(column))

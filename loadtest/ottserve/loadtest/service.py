@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ottserve import client as oc
+
+Answer = TypeVar("Answer")
 
 
 class RunFailed(Exception):
@@ -23,28 +26,30 @@ class Service:
 
     Attributes:
         target: host:port.
-        tls: whether to encrypt; a `ca_file` of trusted certificates says so too.
+        tls: whether to encrypt; either file says so too.
+        ca_file: PEM certificates that are trusted, instead of the system's.
+        client_cert: PEM certificate and key that tell who calls.
     """
 
     target: str
     token: str | None = None
     tls: bool = False
     ca_file: Path | None = None
+    client_cert: Path | None = None
 
     def connect(self) -> oc.Client:
         """A channel of its own: callers on one would share its connection and its flow control."""
-        roots = self.ca_file.read_bytes() if self.ca_file else None
-        tls = oc.Tls(roots) if self.tls or roots else None
+        roots, pair = (file.read_bytes() if file else None for file in (self.ca_file, self.client_cert))
+        tls = oc.Tls(roots, pair, pair) if self.tls or roots or pair else None  # each takes its blocks of the file
         return oc.Client(self.target, token=self.token, tls=tls, retry=oc.RetryPolicy(max_attempts=1))
+
+    def forget(self) -> None:
+        """Drop all prefixes that nobody uses, so that a seed's prompts are new again. Raises ServiceUnreachable."""
+        self._ask(oc.Client.flush_cache)
 
     def facts(self) -> tuple[dict[str, Any], tuple[int, ...]]:
         """What it says of itself, and the token ids that prompts may be made of. Raises ServiceUnreachable."""
-        try:
-            with self.connect() as client:
-                model, server = client.model_info(), client.server_info()
-        except oc.ClientError as error:
-            hint = "; `make serve` starts a service" if isinstance(error, oc.Unavailable) else ""
-            raise ServiceUnreachable(f"{self.target}: {error.message}{hint}") from error
+        model, server = self._ask(lambda client: (client.model_info(), client.server_info()))
         said = {
             "model": model.model,
             "version": server.version,
@@ -52,3 +57,11 @@ class Service:
             "device": server.engine.device,
         }
         return said, tuple(number for number in range(model.vocab_size) if number not in model.eos_token_ids)
+
+    def _ask(self, question: Callable[[oc.Client], Answer]) -> Answer:
+        try:
+            with self.connect() as client:
+                return question(client)
+        except oc.ClientError as error:
+            hint = "; `make serve` starts a service" if isinstance(error, oc.Unavailable) else ""
+            raise ServiceUnreachable(f"{self.target}: {error.message}{hint}") from error
