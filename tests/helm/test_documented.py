@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import yaml
-
 from tests.helm.values import HELM, Values, at, merged, nested
 
 PAGE = (HELM.parent / "docs" / "operations.md").read_text()
@@ -27,7 +27,7 @@ def test_documented_commands_render(render: Callable[..., Any]) -> None:
     """One after the other, since an upgrade reuses the values before it."""
     values: Values = {}
     for words in commands():
-        assignments = [word for flag, word in zip(words, words[1:], strict=False) if flag == "--set"]
+        assignments = [word for flag, word in itertools.pairwise(words) if flag == "--set"]
         for path, _, text in (part.partition("=") for word in assignments for part in word.split(",")):
             values = merged(values, nested(path, yaml.safe_load(text)))
         render(values)
