@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 from ray import serve
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    ReplicaUnavailableError,
+    RequestCancelledError,
+)
 
 from ottserve.service.ray_replicas import RayReplicas, as_ottserve_error
 from ottserve.service.settings import RoutingSettings
@@ -88,6 +93,7 @@ def task_error(cause: Exception) -> Exception:
         (ActorUnavailableError("gone", None), api.Unavailable),
         (DeploymentUnavailableError(serve.exceptions.DeploymentID("d", "a")), api.Unavailable),
         (ReplicaUnavailableError("gone"), api.Unavailable),
+        (RequestCancelledError("1"), api.Unavailable),
         (TimeoutError("late"), api.Unavailable),
         (task_error(api.StreamBroken("lost")), api.StreamBroken),
         (task_error(api.invalid("text", "x", "shorter")), api.InvalidField),

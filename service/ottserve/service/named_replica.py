@@ -6,6 +6,7 @@ Set `ray_environment.RAY_ENVIRONMENT` before importing this.
 
 from __future__ import annotations
 
+import importlib
 import random
 
 from ray.serve.handle import DeploymentHandle
@@ -18,8 +19,8 @@ class NamedReplicaRouter(RequestRouter):
     """The named replica first; after it, or without a name, any."""
 
     def initialize_state(self) -> None:
-        """Called by Serve once."""
-        _ROUTERS[str(self._deployment_id)] = self
+        """Called by Serve once. Serve hands the class around by value, with globals of its own: so by its name here."""
+        importlib.import_module("ottserve.service.named_replica")._ROUTERS[str(self._deployment_id)] = self
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

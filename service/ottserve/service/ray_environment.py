@@ -13,5 +13,6 @@ RAY_ENVIRONMENT: dict[str, str] = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_REPLICA_MESSAGE_BYTES),
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",  # ten seconds otherwise: too late for a burst
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # one that hangs would keep its GPU for the whole grace time
     "RAY_USAGE_STATS_ENABLED": "0",
 }

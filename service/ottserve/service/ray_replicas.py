@@ -13,7 +13,12 @@ from typing import Any
 
 import structlog
 from ray.exceptions import RayActorError, RayTaskError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    ReplicaUnavailableError,
+    RequestCancelledError,
+)
 from ray.serve.handle import DeploymentHandle
 
 from ottserve.service.fleet import Fleet
@@ -33,7 +38,8 @@ from ottserve.workers.api import (
 
 log = structlog.get_logger(__name__)
 
-LOST = (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError)
+# The last one: the fleet gave the replica up, since what a caller cancels raises CancelledError.
+LOST = (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError, RequestCancelledError)
 
 
 class RayReplicas:

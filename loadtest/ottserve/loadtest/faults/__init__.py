@@ -1,0 +1,33 @@
+"""Faults done to a real service: what callers see of them, and how long it takes to recover."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from ottserve.loadtest.faults import callers, processes, replicas
+from ottserve.loadtest.faults.observe import NUM_REPLICAS, Times, connect, whole
+from ottserve.loadtest.local import LocalService
+
+SETTINGS = {"deployment__num_replicas": NUM_REPLICAS, "scheduler__max_running": 4, "scheduler__max_waiting": 28}
+
+FAULTS: dict[str, Callable[[LocalService], Awaitable[Times]]] = {
+    "all-cancelled": callers.all_cancelled,
+    "all-aborted": callers.all_aborted,
+    "replicas-killed": replicas.killed,
+    "replicas-hung": replicas.hung,
+    "one-replica-hung": replicas.one_hung,
+    "gateway-killed": processes.gateway_killed,
+    "controller-killed": processes.controller_killed,
+    "terminated": processes.terminated,  # the last one: nothing is left after it
+}
+
+
+async def do(name: str, service: LocalService) -> Times:
+    """One of `FAULTS` to a service that has recovered from those before.
+
+    Raises:
+        ContractBroken: a caller saw what must never be seen, or it took too long.
+    """
+    async with connect(service) as client:
+        await whole(client, service)
+    return await FAULTS[name](service)

@@ -1,0 +1,59 @@
+"""Callers that leave all at once, and everything that must then be free."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ottserve import client as oc
+from ottserve.loadtest.faults.observe import (
+    LONG,
+    NUM_STREAMS,
+    Times,
+    Watch,
+    connect,
+    finished,
+    idle,
+    open_streams,
+    require,
+    serves,
+    until,
+)
+from ottserve.loadtest.local import LocalService
+
+
+async def all_cancelled(service: LocalService) -> Times:
+    """As many calls as may wait, some of them running, cancelled at the same moment."""
+    async with connect(service) as client:
+        num_calls = (await client.server_info()).engine.max_waiting * len(await client.load())
+        calls = [asyncio.create_task(client.generate("a", LONG)) for _ in range(num_calls)]
+        await until(lambda: _all_live(client, num_calls), f"{num_calls} requests run and wait")
+        watch = Watch()
+        for call in calls:
+            call.cancel()
+        await serves(client)
+        watch.stamp("next request served")
+        await asyncio.gather(*calls, return_exceptions=True)
+        await idle(service)
+        watch.stamp("gauges at 0")
+    return watch.times
+
+
+async def all_aborted(service: LocalService) -> Times:
+    """Every live request aborted by its id."""
+    async with connect(service) as client:
+        streams = await open_streams(client, prefix="abort-")
+        watch = Watch()
+        found = await asyncio.gather(*(client.abort(f"abort-{i}") for i in range(NUM_STREAMS)))
+        require(all(found), f"aborts found {found}")
+        for outcome in await asyncio.gather(*streams):
+            require(finished(outcome, oc.FinishReason.ABORTED), f"an aborted stream ended with {outcome!r}")
+        watch.stamp("streams ended")
+        await idle(service)
+        watch.stamp("gauges at 0")
+        await serves(client)
+        watch.stamp("next request served")
+    return watch.times
+
+
+async def _all_live(client: oc.AsyncClient, num_calls: int) -> bool:
+    return sum(load.num_running + load.num_waiting for load in await client.load()) == num_calls
