@@ -35,10 +35,10 @@ def rotate_values(module: PreTrainedModel, shape: ModelShape) -> PreTrainedModel
     H = hadamard(shape.head_size)
     for attention in _attention_layers(rotated):
         values, output = attention.v_proj, attention.o_proj
-        _replace(values, "weight", lambda w, H=H: _turn_rows(w, H))
+        values.weight = _frozen(_turn_rows(values.weight, H))
         if values.bias is not None:
-            _replace(values, "bias", lambda b, H=H: _turn_rows(b[:, None], H)[:, 0])
-        _replace(output, "weight", lambda w, H=H: _turn_rows(w.T, H).T)
+            values.bias = _frozen(_turn_rows(values.bias[:, None], H)[:, 0])
+        output.weight = _frozen(_turn_rows(output.weight.T, H).T)
     return rotated
 
 
@@ -67,7 +67,8 @@ def _paley(prime: int) -> Tensor:
     core = torch.zeros(prime + 1, prime + 1)
     core[0, 1:], core[1:, 0] = 1, -1
     core[1:, 1:] = residue[(steps[None, :] - steps[:, None]) % prime]
-    return (core + torch.eye(prime + 1)) / (prime + 1) ** 0.5
+    matrix: Tensor = (core + torch.eye(prime + 1)) / (prime + 1) ** 0.5
+    return matrix
 
 
 def _attention_layers(module: nn.Module) -> list[nn.Module]:
@@ -81,13 +82,11 @@ def _attention_layers(module: nn.Module) -> list[nn.Module]:
     return attentions
 
 
-def _replace(layer: nn.Linear, name: str, change: object) -> None:
-    old: Tensor = getattr(layer, name)
-    new = change(old.float()).to(old.dtype).contiguous()  # type: ignore[operator]
-    setattr(layer, name, nn.Parameter(new, requires_grad=False))
+def _frozen(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(weight.contiguous(), requires_grad=False)
 
 
 def _turn_rows(weight: Tensor, H: Tensor) -> Tensor:
-    """Rows of `weight [heads · D, n]`, D at a time, times Hᵀ from the left."""
-    turned = H.T.to(weight.device) @ weight.unflatten(0, (-1, len(H)))
-    return turned.flatten(0, 1)
+    """Rows of `weight [heads · D, n]`, D at a time, times Hᵀ from the left; computed in fp32."""
+    turned = H.T.to(weight.device) @ weight.float().unflatten(0, (-1, len(H)))
+    return turned.flatten(0, 1).to(weight.dtype)
