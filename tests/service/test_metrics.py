@@ -163,6 +163,21 @@ async def test_service_discovery_names_gateway_and_replicas(gateway: Any) -> Non
     ]
 
 
+async def test_the_page_of_readiness_tells_what_is_served(start: Any, replicas: Any, until: Any) -> None:
+    """It is there for who started the service and has neither certificate nor token."""
+    loads, replicas.loads = replicas.loads, ()
+    gateway = await start(is_ready=False)
+    url = f"http://127.0.0.1:{gateway.server.metrics_port}/ready"
+    async with aiohttp.ClientSession() as session:
+        async with session.get(url) as answer:
+            assert (answer.status, await answer.json()) == (503, {"reason": "the model is loading"})
+        replicas.loads = loads
+        await until(lambda: gateway.server.phase.name == "READY")
+        async with session.get(url) as answer:
+            facts = await answer.json()
+            assert (answer.status, facts["model"], facts["policy"]) == (200, "toy", "ott")
+
+
 async def test_one_line_a_request_without_its_text(gateway: Any, until: Any) -> None:
     with capture_logs() as logs:
         await gateway.stub.Generate(

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 def write_stream(chunks: Iterable[Chunk]) -> tuple[str, Finish]:
     """Write the text as it comes; the whole of it and its end."""
     written: list[str] = []
-    for chunk in chunks:
+    finish = None
+    for chunk in chunks:  # to its very end: a call that is left before that counts as cancelled
         typer.echo(chunk.text, nl=False)
         written.append(chunk.text)
-        if chunk.finish:
-            typer.echo()
-            return "".join(written), chunk.finish
-    raise RuntimeError("the stream ended without a finish")
+        finish = chunk.finish or finish
+    typer.echo()
+    if finish is None:
+        raise RuntimeError("the stream ended without a finish")
+    return "".join(written), finish
 
 
 def write_samples(answer: Answer) -> list[Finish]:

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import typer
 
-from ottserve.cli import ask, bench, capacity, chat, evaluate, fuzz, idle, info, latency, metrics, serve, token, tokens
+from ottserve.cli import (
+    ask,
+    bench,
+    capacity,
+    chat,
+    evaluate,
+    fuzz,
+    gateway_cost,
+    idle,
+    info,
+    latency,
+    metrics,
+    serve,
+    token,
+    tokens,
+)
 
 app = typer.Typer(
     name="ottserve",
@@ -22,6 +37,7 @@ app.command("tokenize")(tokens.tokenize)
 app.command("token")(token.token)
 app.command("evaluate")(evaluate.evaluate)
 app.command("bench")(bench.bench)
+app.command("bench-gateway")(gateway_cost.bench_gateway)
 app.command("latency")(latency.latency)
 app.command("fuzz")(fuzz.fuzz)
 app.command("metrics")(metrics.metrics)

@@ -5,14 +5,15 @@ Ray is started for this process alone and listens on the loopback address; it go
 
 from __future__ import annotations
 
-import asyncio
+import json
 import logging
 import os
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rich.console import Console
 
@@ -22,12 +23,8 @@ from ottserve.service.callers import Callers
 from ottserve.service.ray_environment import RAY_ENVIRONMENT
 from ottserve.service.settings import GatewaySettings
 from ottserve.service.tls import server_credentials
-from ottserve.workers.api import ReplicaInfo
 from ottserve.workers.models.source import find_source
 from ottserve.workers.signals import DrainRequested, StopRequested, StopSignals
-
-if TYPE_CHECKING:
-    from ray.serve.handle import DeploymentHandle
 
 APPLICATION = "ottserve"
 OBJECT_STORE_BYTES = 128 * 1024 * 1024
@@ -85,8 +82,8 @@ def _serve_and_drain(settings: ServeSettings, signals: StopSignals, console: Con
     return 0
 
 
-def start(settings: ServeSettings, signals: StopSignals, say: Callable[[str], None]) -> ReplicaInfo:
-    """Start Ray, then the application on it, and wait until requests are served. Raises `StartFailed`."""
+def start(settings: ServeSettings, signals: StopSignals, say: Callable[[str], None]) -> dict[str, Any]:
+    """Start Ray, then the application on it; what is served once requests are. Raises `StartFailed`."""
     say("starting Ray")
     os.environ.update(LOCAL_RAY_ENVIRONMENT)
     import ray
@@ -106,10 +103,10 @@ def start(settings: ServeSettings, signals: StopSignals, say: Callable[[str], No
     say(f"loading {settings.model.path}")
     application = _application(settings, int(ray.cluster_resources().get("GPU", 0)))
     try:
-        gateway = serve.run(application, name=APPLICATION, route_prefix=None, logging_config=SERVE_LOGGING)
+        serve.run(application, name=APPLICATION, route_prefix=None, logging_config=SERVE_LOGGING)
     except RuntimeError as error:
         raise StartFailed(_why(error)) from error
-    return asyncio.run(_ready(gateway))
+    return _wait_until_ready(settings)
 
 
 def _application(settings: ServeSettings, num_gpus_here: int):  # type: ignore[no-untyped-def]
@@ -134,27 +131,28 @@ def _application(settings: ServeSettings, num_gpus_here: int):  # type: ignore[n
     return gateway_application(settings.gateway, replicas)
 
 
-async def _ready(gateway: DeploymentHandle) -> ReplicaInfo:
-    """Asks by Serve: the gateway's own port may want a certificate, or a token."""
-    try:
-        async with asyncio.timeout(READY_TIMEOUT_S):
-            while (served := await gateway.served.remote()) is None:  # noqa: ASYNC110  in another process
-                await asyncio.sleep(POLL_S)
-    except TimeoutError:
-        raise StartFailed(f"the gateway did not become ready within {READY_TIMEOUT_S:.0f} s") from None
-    ready: ReplicaInfo = served
-    return ready
+def _wait_until_ready(settings: ServeSettings) -> dict[str, Any]:
+    """Asks the page of the metrics' port: that of gRPC may want a certificate, or a token."""
+    page = f"http://{_reachable(settings.gateway.metrics.host)}:{settings.gateway.metrics.port}/ready"
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(page, timeout=READY_TIMEOUT_S) as answer:
+                served: dict[str, Any] = json.load(answer)
+                return served
+        except OSError:
+            time.sleep(POLL_S)  # it does not listen yet, or is not ready
+    raise StartFailed(f"the gateway did not become ready within {READY_TIMEOUT_S:.0f} s")
 
 
-def _ready_message(settings: ServeSettings, served: ReplicaInfo, took_s: float) -> str:
-    target, server, command = _target(settings), served.server, os.path.relpath(sys.argv[0])
+def _ready_message(settings: ServeSettings, served: dict[str, Any], took_s: float) -> str:
+    target, command = _target(settings), os.path.relpath(sys.argv[0])
     options = _client_options(settings.gateway, target)
     return (
-        f"\nready after {took_s:.0f} s: {served.model.name} on {server.device} ({server.backend}), "
-        f"policy {server.policy}, {server.bits_per_element:.2f} bits a cached element, "
-        f"room for {server.token_capacity:,} tokens\n"
+        f"\nready after {took_s:.0f} s: {served['model']} on {served['device']} ({served['backend']}), "
+        f"policy {served['policy']}, {served['bits_per_element']:.2f} bits a cached element, "
+        f"room for {served['token_capacity']:,} tokens\n"
         f"  gRPC     {target}\n"
-        f"{_openai_line(settings)}"
         f"  metrics  http://127.0.0.1:{settings.gateway.metrics.port}/metrics, replicas by /sd\n"
         f'  try      {command} generate "What is the capital of France?"{options}\n'
         f"           {command} chat{options}\n"
@@ -227,8 +225,12 @@ def _with_ports(settings: ServeSettings) -> ServeSettings:
 
 
 def _target(settings: ServeSettings) -> str:
-    host = settings.gateway.host
-    return f"{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{settings.gateway.port}"
+    return f"{_reachable(settings.gateway.host)}:{settings.gateway.port}"
+
+
+def _reachable(host: str) -> str:
+    """An address that reaches what listens on `host`."""
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
 
 def _num_cores() -> int:

@@ -15,14 +15,13 @@ from ottserve.service.ray_environment import RAY_ENVIRONMENT
 from ottserve.service.ray_replicas import RayReplicas
 from ottserve.service.server import GatewayServer
 from ottserve.service.settings import GatewaySettings
-from ottserve.workers.api import ReplicaInfo
 
 # A drain may take its grace time; Serve's own limit must not cut it short.
 SHUTDOWN_MARGIN_S = 10.0
 
 
 class Gateway:
-    """Starts the server when Serve makes it, drains when Serve ends it. Requests never come through Serve itself."""
+    """Starts the server when Serve makes it, drains when Serve ends it. Serves nothing through Serve itself."""
 
     async def __init__(self, settings: GatewaySettings, engine: DeploymentHandle) -> None:  # type: ignore[misc]
         tracing.configure("gateway")
@@ -35,10 +34,6 @@ class Gateway:
         """Called by Serve; raising gets this process replaced."""
         if not self._server.is_following:
             raise RuntimeError("the gateway no longer follows its replicas")
-
-    async def served(self) -> ReplicaInfo | None:
-        """What is served, for whoever started it: needs neither certificate nor token. None while nothing is."""
-        return self._server.served
 
     async def __del__(self) -> None:
         await self._server.drain()

@@ -1,28 +1,40 @@
-"""The gateway's HTTP pages for Prometheus: /metrics, and /sd, which names the gateway and every replica.
+"""The gateway's HTTP pages for operators: /metrics, /sd, which names the gateway and every replica, and /ready.
 
 Runs on the gateway's event loop, so that a page shows one moment. Knows no request.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
+from ottserve.service.readiness import Readiness
 from ottserve.service.replicas import ReplicaClient
 from ottserve.service.settings import GatewayMetricsSettings
-from ottserve.workers.api import OttserveError
+from ottserve.workers.api import OttserveError, Unavailable
 
 
 class Exposition:
     """A small HTTP server. Replicas are asked for their addresses whenever /sd is read."""
 
-    def __init__(self, settings: GatewayMetricsSettings, registry: CollectorRegistry, replicas: ReplicaClient) -> None:
+    def __init__(
+        self,
+        settings: GatewayMetricsSettings,
+        registry: CollectorRegistry,
+        replicas: ReplicaClient,
+        readiness: Readiness,
+    ) -> None:
         self._settings = settings
         self._registry = registry
         self._replicas = replicas
+        self._readiness = readiness
         app = web.Application()
-        app.add_routes([web.get("/metrics", self._metrics), web.get("/sd", self._targets)])
+        app.add_routes(
+            [web.get("/metrics", self._metrics), web.get("/sd", self._targets), web.get("/ready", self._ready)]
+        )
         self._runner = web.AppRunner(app, access_log=None)
 
     async def start(self) -> int:
@@ -38,6 +50,14 @@ class Exposition:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        """What requests are served by; 503 while none would be. Needs neither certificate nor token."""
+        try:
+            served = self._readiness.require().info
+        except Unavailable as error:
+            return web.json_response({"reason": error.message}, status=503)
+        return web.json_response({"model": served.model.name, **asdict(served.server)})
 
     async def _targets(self, request: web.Request) -> web.Response:
         """Prometheus `http_sd`. The gateway is named as the reader reached it: that address works from there."""

@@ -6,9 +6,17 @@ import logging
 
 import structlog
 
+from ottserve.workers.api import OttserveError
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    """Serve logs whatever a replica raises, with a trace. What a caller is told is no failure, and may quote him."""
+    return not (record.exc_info and isinstance(record.exc_info[1], OttserveError))
+
 
 def configure_logs() -> None:
     """Once per process, by whoever owns it."""
+    logging.getLogger("ray.serve").addFilter(_is_no_refusal)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

@@ -30,7 +30,6 @@ from ottserve.service.settings import GatewaySettings
 from ottserve.service.tls import server_credentials
 from ottserve.service.turns import Turns
 from ottserve.v1 import generation_pb2_grpc
-from ottserve.workers.api import ReplicaInfo
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +59,7 @@ class GatewayServer:
         self._http = http_server(
             settings, generations, self._readiness, accounts, self.metrics.registry, callers.identify
         )
-        self._exposition = Exposition(settings.metrics, self.metrics.registry, replicas)
+        self._exposition = Exposition(settings.metrics, self.metrics.registry, replicas, self._readiness)
         self._server = grpc.aio.server(interceptors=[CallInterceptor(accounts, callers)], options=_options(settings))
         servicer = GenerationServicer(settings, replicas, self._readiness, generations)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, self._server)
@@ -109,11 +108,6 @@ class GatewayServer:
     def phase(self) -> Phase:
         """Where the gateway stands."""
         return self._readiness.phase
-
-    @property
-    def served(self) -> ReplicaInfo | None:
-        """What requests are served by; None while none would be."""
-        return self._readiness.known().info if self.phase is Phase.READY else None
 
     @property
     def is_following(self) -> bool:
