@@ -27,7 +27,9 @@ class Section(BaseModel):
 class ModelSettings(Section):
     """Which model, and how it is loaded."""
 
-    path: str = Field("smollm2-135m-instruct", description="Local folder, GGUF file, hub id, or the bundled default.")
+    path: str = Field(
+        "smollm2-135m-instruct", description="Folder, GGUF file, hub id, the bundled default, or random:llama-3-8b."
+    )
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
         "auto", description="Dtype of the weights; auto is float32 on a CPU, the checkpoint's own on a GPU."
     )
@@ -67,7 +69,9 @@ class SchedulerSettings(Section):
     max_running: int = Field(16, ge=1, le=1024, description="Sequences computed together (slots).")
     max_tokens_per_step: int = Field(512, ge=1, description="Tokens of one step, decode rows and prompt chunks.")
     max_prompt_tokens_beside_decoding: int | None = Field(
-        None, ge=1, description="Prompt tokens of a step in which others decode; default 64 on a CPU, no bound on a GPU."
+        None,
+        ge=1,
+        description="Prompt tokens of a step in which others decode; default 64 on a CPU, no bound on a GPU.",
     )
     max_waiting: int = Field(256, ge=1, description="Requests that may wait.")
     max_waiting_tokens: int = Field(262144, ge=1, description="Prompt tokens that may wait, over all requests.")
@@ -77,16 +81,18 @@ class SchedulerSettings(Section):
 
 
 class GraphSettings(Section):
-    """Decode steps captured once as CUDA graphs and replayed, so that the GPU never waits for Python."""
+    """What is prepared at start, so that a GPU never waits for Python: CUDA graphs and compiled layers."""
 
     enabled: bool | None = Field(None, description="Capture decode steps; default: on a GPU yes, on a CPU no.")
+    compile_layers: bool | None = Field(
+        None, description="Compile the model's layers with torch.compile; default: on a GPU yes, on a CPU no."
+    )
 
 
 class OutputSettings(Section):
     """How answers leave the replica."""
 
     message_interval_ms: float = Field(20.0, ge=0, le=1000, description="At most one message a stream in this time.")
-    log_prompts: bool = Field(False, description="Write prompt text to the log. Off, since prompts are private.")
 
 
 class MetricsSettings(Section):
@@ -105,7 +111,6 @@ class EngineSettings(Section):
     graphs: GraphSettings = GraphSettings()  # type: ignore[call-arg]
     output: OutputSettings = OutputSettings()  # type: ignore[call-arg]
     metrics: MetricsSettings = MetricsSettings()  # type: ignore[call-arg]
-    seed: int = Field(0, ge=0, description="Seeds random weights; a request's own seed is drawn by the gateway.")
 
     @model_validator(mode="after")
     def _contradictions(self) -> Self:
@@ -152,6 +157,11 @@ class DeploymentSettings(Section):
     grace_s: float = Field(60.0, ge=0, description="Time for running requests to finish when a replica ends.")
     health_period_s: float = Field(1.0, gt=0, description="Serve asks a replica for its health this often.")
     health_timeout_s: float = Field(10.0, gt=0, description="Three health checks unanswered for so long: replaced.")
+
+    @property
+    def most_replicas(self) -> int:
+        """As many as there can be."""
+        return self.autoscale.max_replicas or self.num_replicas
 
     @model_validator(mode="after")
     def _starts_within_its_bounds(self) -> Self:

@@ -57,7 +57,7 @@ def make_engine(settings: EngineSettings, model: LoadedModel, progress: Progress
         model = model.with_rotated_values()
     elif keep_model:
         model = model.shared()
-    tune(model.module)
+    tune(model.module, compiled=_wants(settings.graphs.compile_layers, model))
     store = make_store(settings, model)
     spec = store.spec
     progress(
@@ -67,7 +67,7 @@ def make_engine(settings: EngineSettings, model: LoadedModel, progress: Progress
     runner = Runner(model.module, store)
     graphs = _wants_graphs(settings, model)
     if graphs:
-        progress("capturing decode steps as CUDA graphs")
+        progress("compiling layers and capturing decode steps as CUDA graphs")
         most_pages = max(1, min(model.info.context_length // spec.group, store.num_pages - 1))
         runner.capture(settings.scheduler.max_running, most_pages)
     ledger = Ledger(store.num_pages, store.num_slots)
@@ -99,10 +99,14 @@ def make_store(settings: EngineSettings, model: LoadedModel) -> KVStore:
 
 
 def _wants_graphs(settings: EngineSettings, model: LoadedModel) -> bool:
-    on_gpu = model.device.type == "cuda"
-    if settings.graphs.enabled and not on_gpu:
+    if settings.graphs.enabled and model.device.type != "cuda":
         raise ValueError(f"graphs.enabled=True, model.device={model.device}: CUDA graphs need a CUDA device")
-    return on_gpu if settings.graphs.enabled is None else settings.graphs.enabled
+    return _wants(settings.graphs.enabled, model)
+
+
+def _wants(setting: bool | None, model: LoadedModel) -> bool:
+    """What is not set is wanted on a GPU."""
+    return model.device.type == "cuda" if setting is None else setting
 
 
 def _limits(settings: EngineSettings, model: LoadedModel, spec: KVSpec) -> Limits:

@@ -26,5 +26,6 @@ def store_wide_by_column(model: nn.Module) -> int:
 
 def _wide_weight(module: nn.Module) -> Tensor | None:
     weight = getattr(module, "weight", None)
-    is_matrix = isinstance(weight, nn.Parameter) and weight.dim() == 2 and not isinstance(module, nn.Embedding)
-    return weight if is_matrix and weight.shape[0] >= weight.shape[1] else None
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or isinstance(module, nn.Embedding):
+        return None
+    return weight if weight.shape[0] >= weight.shape[1] else None

@@ -12,8 +12,9 @@ from transformers.utils import logging as transformers_logging
 from ottserve.workers.api import ModelInfo, TokenizerFiles
 from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.models.attention import IMPLEMENTATION, register
+from ottserve.workers.models.random_model import number_tokenizer, random_model
 from ottserve.workers.models.rotation import rotate_values
-from ottserve.workers.models.source import TOY_MODEL, ModelSource, find_source
+from ottserve.workers.models.source import RANDOM_MODEL, TOY_MODEL, ModelSource, find_source
 from ottserve.workers.models.support import model_shape, refuse_unsupported
 from ottserve.workers.models.toy import toy_model, toy_tokenizer
 from ottserve.workers.models.tuning import share
@@ -58,9 +59,9 @@ def load_model(settings: ModelSettings, progress: Progress) -> LoadedModel:
     """
     register()
     device = _device(settings.device)
-    source = ModelSource(TOY_MODEL, TOY_MODEL) if settings.path == TOY_MODEL else find_source(settings.path)
+    source = find_source(settings.path)
     progress(f"loading the weights of {source.name}")
-    module = _load_weights(source, _dtype(settings.dtype, device)).to(device).eval()
+    module = _load_weights(source, _dtype(settings.dtype, device), device).to(device).eval()
     module.requires_grad_(False)
     context = _context_length(module, settings.max_context)
     refuse_unsupported(module.config, context)
@@ -69,7 +70,7 @@ def load_model(settings: ModelSettings, progress: Progress) -> LoadedModel:
         module=module,
         info=_describe(module, source, context),
         shape=model_shape(module.config),
-        tokenizer=_tokenizer_files(source),
+        tokenizer=_tokenizer_files(source, module.config.vocab_size),
         device=device,
         dtype=module.dtype,
     )
@@ -91,9 +92,11 @@ def _dtype(wanted: str, device: torch.device) -> torch.dtype | str:
     return dtype
 
 
-def _load_weights(source: ModelSource, dtype: torch.dtype | str) -> PreTrainedModel:
+def _load_weights(source: ModelSource, dtype: torch.dtype | str, device: torch.device) -> PreTrainedModel:
     if source.name == TOY_MODEL:
         return toy_model(IMPLEMENTATION)
+    if source.name.startswith(RANDOM_MODEL):
+        return random_model(source.name, dtype, device, IMPLEMENTATION)
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -133,9 +136,11 @@ def _describe(module: PreTrainedModel, source: ModelSource, context: int) -> Mod
     )
 
 
-def _tokenizer_files(source: ModelSource) -> TokenizerFiles:
+def _tokenizer_files(source: ModelSource, vocab_size: int) -> TokenizerFiles:
     if source.name == TOY_MODEL:
         return toy_tokenizer()
+    if source.name.startswith(RANDOM_MODEL):
+        return number_tokenizer(vocab_size)
     tokenizer = AutoTokenizer.from_pretrained(source.location, gguf_file=source.gguf_file)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"model.path={source.location}: it has no fast tokenizer (tokenizer.json)")

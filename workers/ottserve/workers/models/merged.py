@@ -24,15 +24,15 @@ class MergedLinear(nn.Module):
     def __init__(self, family: list[nn.Linear]) -> None:
         super().__init__()
         self.sizes = [layer.out_features for layer in family]
-        self.weight = nn.Parameter(torch.cat([layer.weight for layer in family]), requires_grad=False)
-        biases = [layer.bias for layer in family if layer.bias is not None]
+        self.weight = nn.Parameter(torch.cat([layer.weight.data for layer in family]), requires_grad=False)
+        biases = [layer.bias.data for layer in family if layer.bias is not None]
         self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
         self._input: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`[…, n]` → the first matrix's `[…, sizes[0]]`."""
-        parts = functional.linear(hidden, self.weight, self.bias).split(self.sizes, -1)
+        parts: tuple[Tensor, ...] = functional.linear(hidden, self.weight, self.bias).split(self.sizes, -1)
         self._input, self._parts = hidden, parts
         return parts[0]
 

