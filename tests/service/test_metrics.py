@@ -196,3 +196,13 @@ async def test_one_line_a_request_without_its_text(gateway: Any, until: Any) -> 
     assert (good["num_prompt_tokens"], good["num_completion_tokens"]) == (14, 2)
     assert (bad["request_id"], bad["outcome"]) == ("r2", "invalid")
     assert "secret" not in str(logs)
+
+
+async def test_prompts_are_logged_where_somebody_asks_for_it(start: Any) -> None:
+    gateway = await start(log_prompts=True)
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="and I")])
+    with capture_logs() as logs:
+        for fields in ({"text": "told"}, {"token_ids": pb.TokenIds(ids=[5, 6])}, {"chat": chat}):
+            await gateway.stub.Generate(pb.GenerateRequest(stops=pb.StopParams(max_new_tokens=1), **fields))
+    prompts = [line["prompt"] for line in logs if line["event"] == "prompt"]
+    assert prompts == ["told", [5, 6], [{"role": "user", "content": "and I"}]]

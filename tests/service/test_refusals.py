@@ -205,6 +205,24 @@ async def test_a_message_over_the_limit_names_the_limit(start: Any, refusal: Any
     assert "100000" in told.message
 
 
+async def test_five_megabytes_are_over_the_limit_unless_it_is_raised(start: Any, replicas: Any, refusal: Any) -> None:
+    large = token_ids(*([5] * 5_000_000))
+    assert large.ByteSize() > 5_000_000
+    told = await refusal((await start()).stub.Generate(large))
+    assert (told.code, "4194304" in told.message) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+    raised = await refusal((await start(messages={"max_request_bytes": 6 << 20})).stub.Generate(large))
+    assert list(raised.violations) == ["token_ids"], "it is looked at, and too long for the model"
+    assert replicas.tasks == []
+
+
+async def test_an_answer_over_the_limit_names_the_limit(start: Any, replicas: Any, refusal: Any, until: Any) -> None:
+    gateway = await start(messages={"max_response_bytes": 100_000})
+    replicas.payload = "x" * 10_000
+    told = await refusal(gateway.stub.Generate(stops(max_new_tokens=60)))
+    assert (told.code, "100000" in told.message) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+    await until(lambda: gateway.value("ottserve_gateway_requests_in_flight", method="Generate") == 0)
+
+
 async def test_a_response_over_four_megabytes_works(start: Any, replicas: Any) -> None:
     gateway = await start(options=(("grpc.max_receive_message_length", 2**26),))
     replicas.payload = "x" * 100_000

@@ -10,7 +10,7 @@ from ottserve.client.errors import ClientError, ResourceExhausted, Unavailable
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Only what left nothing behind is tried again: `Unavailable` before the first token, and `ResourceExhausted`.
+    """Only what left nothing behind is tried again: `Unavailable` before the first token, and a full queue.
 
     Attributes:
         max_attempts: calls in all; 1 never tries again.
@@ -26,6 +26,8 @@ class RetryPolicy:
         """Seconds to wait after `num_attempts` failed calls, or None to give up."""
         if num_attempts >= self.max_attempts or not isinstance(error, Unavailable | ResourceExhausted):
             return None
+        if isinstance(error, ResourceExhausted) and error.retry_after_s is None:
+            return None  # no full queue, which would say when: a message over its limit, and it won't get smaller
         if error.retry_after_s is not None:
             return error.retry_after_s
         ceiling_s = min(self.max_delay_s, self.first_delay_s * (1 << num_attempts - 1))

@@ -9,6 +9,8 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+import structlog
+
 from ottserve.service import validate
 from ottserve.service.admission import Admission
 from ottserve.service.callers import ANYONE, Caller
@@ -20,6 +22,8 @@ from ottserve.service.settings import GatewaySettings
 from ottserve.service.turns import Turns
 from ottserve.v1 import generation_pb2 as pb
 from ottserve.workers.api import GenerationTask, TextChunk
+
+log = structlog.get_logger(__name__)
 
 
 class Generations:
@@ -66,8 +70,21 @@ class Generations:
             task = await validate.generation_task(request, served, self._settings.default_max_new_tokens, arrival)
             permit.claim(task)
             accepted(task)
+            if self._settings.log_prompts:
+                log.info("prompt", request_id=task.request_id, prompt=_prompt(request))
             chunks = self._metrics.measured(self._router.stream(task), arrival.received_at)
             async with self._turns.turn(caller.name, permit.num_tokens, task.priority), aclosing(chunks):
                 async for chunk in chunks:
                     permit.count(chunk)
                     yield chunk
+
+
+def _prompt(request: pb.GenerateRequest) -> object:
+    """What was sent, as it was sent."""
+    match request.WhichOneof("input"):
+        case "chat":
+            return [{"role": message.role, "content": message.content} for message in request.chat.messages]
+        case "token_ids":
+            return list(request.token_ids.ids)
+        case _:
+            return request.text

@@ -106,6 +106,7 @@ class GatewaySettings(Section):
         None,
         description="YAML file of the bearer tokens that callers need, as `ottserve token` makes it; none: no token.",
     )
+    log_prompts: bool = Field(False, description="Write prompts to the log. Off, since prompts are private.")
     default_max_new_tokens: int = Field(1024, ge=1, description="Most tokens of an answer where a request says none.")
     tokenizer_threads: int = Field(2, ge=1, le=64, description="Threads that tokenise, beside the event loop.")
     admission: AdmissionSettings = AdmissionSettings()  # type: ignore[call-arg]
