@@ -18,6 +18,7 @@ BOUNDS = {
     "replicas-killed": {"streams ended": 5, "not ready": 5},
     "replicas-hung": {"streams ended": 10, "not ready": 10},
     "one-replica-hung": {"all requests answered": 10},
+    "load-rises-and-goes": {},
 }
 
 

@@ -36,12 +36,17 @@ def in_hand(series: list[Series]) -> dict[str, float]:
 
 
 def imbalances(series: list[Series]) -> dict[str, float]:
-    """Accounts that do not balance, by how much: calls received against ended and in flight, and outcomes of pages."""
+    """Accounts that do not balance, by how much: calls that came against those that ended, pages against all."""
     received = sum(total(series, "ottserve_gateway_requests_received_total"))
     finished = sum(total(series, "ottserve_gateway_requests_finished_total"))
     in_flight = sum(total(series, "ottserve_gateway_requests_in_flight"))
-    by_kind = {"calls": received - finished - in_flight}
-    return {name: value for name, value in by_kind.items() if value}
+    page_bytes = sum(total(series, "ottserve_kv_memory_bytes", kind="pages"))
+    sizes = zip(total(series, "ottserve_kv_token_capacity"), total(series, "ottserve_kv_bytes_per_token"), strict=True)
+    differences = {
+        "calls": received - finished - in_flight,
+        "page bytes": page_bytes - sum(num_tokens * num_bytes for num_tokens, num_bytes in sizes),
+    }
+    return {name: value for name, value in differences.items() if value}
 
 
 def total(series: list[Series], name: str, **labels: str) -> Iterator[float]:

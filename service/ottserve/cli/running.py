@@ -119,7 +119,7 @@ def _application(settings: ServeSettings, num_gpus_here: int):  # type: ignore[n
         raise StartFailed("model.device=cuda: this machine has no GPU that Ray can see")
     uses_gpu = settings.model.device != "cpu" and num_gpus_here > 0
     # One core is left to gateway and Ray: threads of a replica that wait for one another's core are many times slower.
-    share = max(1, (_num_cores() - 1) // settings.deployment.num_replicas)
+    share = max(1, (_num_cores() - 1) // settings.deployment.most_replicas)
     replicas = replica_application(
         settings.engine,
         settings.deployment,

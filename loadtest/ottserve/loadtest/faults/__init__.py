@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 
+from ottserve.loadtest import scaling
 from ottserve.loadtest.faults import callers, processes, replicas
-from ottserve.loadtest.faults.observe import NUM_REPLICAS, Times, connect, whole
 from ottserve.loadtest.local import LocalService
+from ottserve.loadtest.observe import NUM_REPLICAS, Times, connect, whole
 
-SETTINGS = {"deployment__num_replicas": NUM_REPLICAS, "scheduler__max_running": 4, "scheduler__max_waiting": 28}
+SETTINGS = scaling.settings(NUM_REPLICAS) | {"scheduler__max_waiting": 28}
 
 FAULTS: dict[str, Callable[[LocalService], Awaitable[Times]]] = {
     "all-cancelled": callers.all_cancelled,
@@ -16,6 +18,7 @@ FAULTS: dict[str, Callable[[LocalService], Awaitable[Times]]] = {
     "replicas-killed": replicas.killed,
     "replicas-hung": replicas.hung,
     "one-replica-hung": replicas.one_hung,
+    "load-rises-and-goes": functools.partial(scaling.rise_and_go, least=NUM_REPLICAS),
     "gateway-killed": processes.gateway_killed,
     "controller-killed": processes.controller_killed,
     "terminated": processes.terminated,  # the last one: nothing is left after it

@@ -9,8 +9,8 @@ import typer
 
 from ottserve import client as oc
 from ottserve.loadtest.faults import FAULTS, SETTINGS, do
-from ottserve.loadtest.faults.observe import ContractBroken
 from ottserve.loadtest.local import local_service
+from ottserve.loadtest.observe import ContractBroken
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

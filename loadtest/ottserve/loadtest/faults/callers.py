@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from ottserve import client as oc
-from ottserve.loadtest.faults.observe import (
+from ottserve.loadtest.local import LocalService
+from ottserve.loadtest.observe import (
     LONG,
     NUM_STREAMS,
     Times,
@@ -18,7 +19,6 @@ from ottserve.loadtest.faults.observe import (
     serves,
     until,
 )
-from ottserve.loadtest.local import LocalService
 
 
 async def all_cancelled(service: LocalService) -> Times:

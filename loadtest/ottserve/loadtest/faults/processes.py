@@ -7,7 +7,8 @@ import signal
 
 from ottserve import client as oc
 from ottserve.loadtest.faults import replicas
-from ottserve.loadtest.faults.observe import (
+from ottserve.loadtest.local import CONTROLLER, GATEWAY, LocalService
+from ottserve.loadtest.observe import (
     RECOVERY_S,
     Times,
     Watch,
@@ -20,7 +21,6 @@ from ottserve.loadtest.faults.observe import (
     serves,
     until,
 )
-from ottserve.loadtest.local import CONTROLLER, GATEWAY, LocalService
 
 
 async def gateway_killed(service: LocalService) -> Times:

@@ -7,7 +7,8 @@ import os
 import signal
 
 from ottserve import client as oc
-from ottserve.loadtest.faults.observe import (
+from ottserve.loadtest.local import REPLICA, LocalService
+from ottserve.loadtest.observe import (
     SHORT,
     Times,
     Watch,
@@ -18,7 +19,6 @@ from ottserve.loadtest.faults.observe import (
     serves,
     whole,
 )
-from ottserve.loadtest.local import REPLICA, LocalService
 
 
 async def killed(service: LocalService) -> Times:

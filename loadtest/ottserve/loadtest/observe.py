@@ -1,4 +1,4 @@
-"""What is watched while a fault is done: streams that run, times since it, and what must be so in the end."""
+"""What is watched while something is done to a service: streams, times, and what must be so in the end."""
 
 from __future__ import annotations
 
