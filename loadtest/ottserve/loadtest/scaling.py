@@ -1,0 +1,91 @@
+"""The command: `python -m ottserve.loadtest.scaling`. Load rises and goes on a service that scales; prints when.
+
+Starts a service of its own with the toy model, since replicas of it are there within seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import typer
+
+from ottserve import client as oc
+from ottserve.loadtest.local import LocalService, local_service
+from ottserve.loadtest.observe import LONG, ContractBroken, Times, Watch, connect, require, until
+
+LEAST, MOST = 1, 3
+SLOTS = 4
+NUM_STEADY = 2  # callers that one replica is enough for
+
+
+def settings(least: int) -> dict[str, object]:
+    """Of a service that scales quickly, from so many replicas to `MOST`."""
+    return {
+        "scheduler__max_running": SLOTS,
+        "deployment__num_cpus": 0.3,
+        "deployment__num_replicas": least,
+        "deployment__autoscale__min_replicas": least,
+        "deployment__autoscale__max_replicas": MOST,
+        "deployment__autoscale__up_delay_s": 1,
+        "deployment__autoscale__down_delay_s": 3,
+    }
+
+
+async def rise_and_go(service: LocalService, least: int) -> Times:
+    """Callers enough for `MOST` replicas come, then all but two leave: nothing of those that stay is cut.
+
+    Raises:
+        ContractBroken: a caller that stayed got anything but its whole answer, or the replicas did not come or go.
+    """
+    async with connect(service) as client:
+        watch = Watch()
+        crowd = [asyncio.create_task(_insist(client)) for _ in range(MOST * SLOTS)]
+        for number in range(least + 1, MOST + 1):
+            await until(lambda number=number: _are(client, number), f"{number} replicas")  # type: ignore[misc]
+            watch.stamp(f"{number} replicas")
+        has_shrunk = asyncio.Event()
+        steady = [asyncio.create_task(_ask_until(client, has_shrunk)) for _ in range(NUM_STEADY)]
+        for caller in crowd:
+            caller.cancel()
+        watch.stamp("the crowd leaves")
+        await until(lambda: _are(client, least), f"{least} replicas")
+        watch.stamp(f"{least} replicas again")
+        has_shrunk.set()
+        await asyncio.gather(*steady)
+        watch.stamp("every answer whole")
+    return watch.times
+
+
+async def _insist(client: oc.AsyncClient) -> None:
+    """Ask for ever; come back when told to."""
+    while True:
+        try:
+            await client.generate("a", LONG)
+        except oc.ResourceExhausted:
+            await asyncio.sleep(0.1)
+
+
+async def _ask_until(client: oc.AsyncClient, end: asyncio.Event) -> None:
+    while not end.is_set():
+        try:
+            answer = await client.generate("a", LONG)
+        except oc.ClientError as error:
+            raise ContractBroken(f"an answer ended with {error!r}") from error
+        require(answer.finish.reason is oc.FinishReason.LENGTH, f"an answer ended with {answer.finish.reason}")
+
+
+async def _are(client: oc.AsyncClient, num_replicas: int) -> bool:
+    return len(await client.load()) == num_replicas
+
+
+def main() -> None:
+    """Start a service with one to three replicas, load it, and print when replicas came and went."""
+    with local_service(**settings(LEAST)) as service:
+        times = asyncio.run(rise_and_go(service, LEAST))
+    typer.echo("| event | s |\n|---|---:|")
+    for event, at in times.items():
+        typer.echo(f"| {event} | {at:.1f} |")
+
+
+if __name__ == "__main__":
+    typer.run(main)
