@@ -44,9 +44,9 @@ class ServeSettings(BaseSettings, EngineSettings):
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
         port = self.metrics.port
-        if port and self.deployment.num_replicas > 1:
+        if port and self.deployment.most_replicas > 1:
             raise ValueError(
-                f"metrics.port={port}, deployment.num_replicas={self.deployment.num_replicas}: replicas of one machine "
+                f"metrics.port={port}: the {self.deployment.most_replicas} replicas that one machine may have "
                 "need a port each; 0 takes free ones"
             )
         if port and port in (self.gateway.port, self.gateway.metrics.port):
