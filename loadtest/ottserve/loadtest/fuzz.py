@@ -77,12 +77,14 @@ async def fuzz(plan: Fuzzing, progress: Callable[[], object] = lambda: None) -> 
 
 async def _send(channel: grpc.aio.Channel, tried: Attempt, plan: Fuzzing) -> tuple[grpc.StatusCode, str]:
     path = f"/{SERVICE.full_name}/{tried.method}"
+    unary: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
+    streaming: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(path)
     metadata = (*tried.metadata, *call_metadata(plan.token))
     try:
         if not tried.is_stream:
-            await channel.unary_unary(path)(tried.raw, timeout=plan.timeout_s, metadata=metadata)
+            await unary(tried.raw, timeout=plan.timeout_s, metadata=metadata)
         else:
-            stream = channel.unary_stream(path)(tried.raw, timeout=plan.timeout_s, metadata=metadata)
+            stream = streaming(tried.raw, timeout=plan.timeout_s, metadata=metadata)
             async for _ in stream:
                 if tried.leaves:
                     stream.cancel()

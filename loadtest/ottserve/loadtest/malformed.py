@@ -5,7 +5,7 @@ A request is a function of seed and number alone, so whatever a service stumbled
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -78,8 +78,9 @@ def _any_fields(random: Random, method: MethodDescriptor) -> bytes:
 def _one_field(random: Random, method: MethodDescriptor) -> bytes:
     message = _sound(method)
     for _ in range(random.choice((1, 1, 2))):
-        if message.DESCRIPTOR.fields:
-            _set(random, message, random.choice(message.DESCRIPTOR.fields), share=0.3, depth=0)
+        fields: Sequence[Any] = message.DESCRIPTOR.fields
+        if fields:
+            _set(random, message, random.choice(fields), share=0.3, depth=0)
     return message.SerializeToString()
 
 
@@ -106,7 +107,8 @@ def _sound(method: MethodDescriptor) -> Message:
 
 
 def _fill(random: Random, message: Message, share: float, depth: int) -> None:
-    for field in message.DESCRIPTOR.fields:
+    fields: Sequence[Any] = message.DESCRIPTOR.fields
+    for field in fields:
         if random.random() < share:
             _set(random, message, field, share, depth)
 

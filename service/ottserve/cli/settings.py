@@ -81,7 +81,7 @@ def read_settings(config: Path | None, flags: Sequence[str]) -> ServeSettings:
             return cli, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=config)
 
     try:
-        return Sources()  # type: ignore[call-arg]
+        return Sources()
     except ValidationError as error:
         raise SettingsError("\n       ".join(_problem(detail) for detail in error.errors())) from None
     except (pydantic_settings.SettingsError, yaml.YAMLError) as error:
