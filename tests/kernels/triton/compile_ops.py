@@ -79,7 +79,7 @@ def launch_everything(layout: PageLayout) -> None:
     write_tail.write_tail(state.slots, k, k, state.slot_ids, state.lengths)
     one = torch.ones(1, dtype=torch.int32)
     for fit_rounds in (0, 8):
-        seal.seal(state.pages, state.slots, layout, one, one, one, one, "smallest", fit_rounds)
+        seal.seal(state.pages, state.slots, layout, one, one, one, one, "smallest", fit_rounds, unbiased=fit_rounds > 0)
 
 
 if __name__ == "__main__":

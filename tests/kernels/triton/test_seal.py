@@ -12,7 +12,20 @@ from ottserve.kernels.seal import reference, triton
 from ottserve.kernels.slots import Slots
 
 
-def sealed(op, layout, *, heads=2, places=5, pool=2, groups=2, keep="smallest", fit_rounds=0, seed=0, plant=None):
+def sealed(
+    op,
+    layout,
+    *,
+    heads=2,
+    places=5,
+    pool=2,
+    groups=2,
+    keep="smallest",
+    fit_rounds=0,
+    seed=0,
+    plant=None,
+    unbiased=False,
+):
     """Pages and slots after `groups` seals of two slots by `op`, from the same tokens whatever the op."""
     generator = torch.Generator().manual_seed(seed)
     capacity = layout.group + 32
@@ -27,7 +40,7 @@ def sealed(op, layout, *, heads=2, places=5, pool=2, groups=2, keep="smallest", 
             plant(slots, group, capacity)
         slot_ids, page_ids = torch.tensor([1, 2]).int(), torch.tensor([2 * group + 1, 2 * group + 2]).int()
         first_positions, pools = torch.tensor([first, first]).int(), torch.tensor([pool, 0]).int()
-        op(pages, slots, layout, slot_ids, page_ids, first_positions, pools, keep, fit_rounds)
+        op(pages, slots, layout, slot_ids, page_ids, first_positions, pools, keep, fit_rounds, unbiased)
     return pages, slots
 
 
@@ -90,11 +103,12 @@ def test_fine_channels_are_equal_bit_for_bit(k_subgroups, fine) -> None:
     assert torch.equal(pages, expected)
 
 
+@pytest.mark.parametrize("unbiased", [False, True])
 @pytest.mark.parametrize("bits", [1, 2])
-def test_least_squares_fit(bits) -> None:
-    layout = PageLayout(32, 80, bits, bits)
-    pages, _ = sealed(triton.seal, layout, places=0, groups=1, fit_rounds=4)
-    expected, _ = sealed(reference.seal, layout, places=0, groups=1, fit_rounds=4)
+def test_least_squares_fit(bits, unbiased) -> None:
+    layout = PageLayout(32, 80, bits, bits, 1, torch.float16, 16, 2)
+    pages, _ = sealed(triton.seal, layout, places=0, groups=1, fit_rounds=4, unbiased=unbiased)
+    expected, _ = sealed(reference.seal, layout, places=0, groups=1, fit_rounds=4, unbiased=unbiased)
     for dequantize in (dequantize_keys, dequantize_values):
         assert relative_error(dequantize(pages[1:3], layout), dequantize(expected[1:3], layout)) < 2e-2
 

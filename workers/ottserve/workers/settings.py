@@ -55,6 +55,9 @@ class CacheSettings(Section):
         2, description="Bits that the codes of these channels are longer by."
     )
     fit_rounds: int = Field(0, ge=0, le=32, description="Least-squares rounds of the quantiser; 0 is min/max.")
+    unbiased: bool = Field(
+        False, description="Widen scales until codes keep the spread of what they stand for; attention averages noise."
+    )
     rotate_values: bool = Field(
         False, description="Spread large channels of values by a rotation folded into the weights."
     )

@@ -8,7 +8,9 @@ from torch import Tensor
 from ottserve.kernels.layout import MAX_FP16
 
 
-def quantize(x: Tensor, bits: int, dim: int, fit_rounds: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def quantize(
+    x: Tensor, bits: int, dim: int, fit_rounds: int = 0, *, unbiased: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """See `ottserve.kernels.quantize.quantize`."""
     x = x.float()
     top = 2**bits - 1
@@ -18,6 +20,8 @@ def quantize(x: Tensor, bits: int, dim: int, fit_rounds: int = 0) -> tuple[Tenso
     for _ in range(fit_rounds):
         scale, zero = _least_squares(x, codes, scale, zero, dim)
         codes = _round(x, scale, zero, top)
+    if unbiased:
+        scale, zero = _unbiased(x, codes, scale, zero, dim)
     return codes.to(torch.uint8), scale.squeeze(dim).half(), zero.squeeze(dim).half()
 
 
@@ -49,3 +53,15 @@ def _least_squares(x: Tensor, codes: Tensor, scale: Tensor, zero: Tensor, dim: i
     fitted_scale = _storable((covariance / variance.masked_fill(is_flat, 1)).clamp_min_(0))
     fitted_zero = _storable(x_mean - fitted_scale * code_mean)
     return torch.where(is_flat, scale, fitted_scale), torch.where(is_flat, zero, fitted_zero)
+
+
+def _unbiased(x: Tensor, codes: Tensor, scale: Tensor, zero: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Scale and zero at which code · scale + zero has slope 1 over x; unchanged where codes do not follow x."""
+    x_mean, code_mean = x.mean(dim, keepdim=True), codes.mean(dim, keepdim=True)
+    centred = x - x_mean
+    covariance = (codes - code_mean).mul_(centred).sum(dim, keepdim=True)
+    is_flat = covariance <= 0
+    ratio = centred.square().sum(dim, keepdim=True) / covariance.masked_fill(is_flat, 1)
+    wide_scale = _storable(ratio)
+    wide_zero = _storable(x_mean - wide_scale * code_mean)
+    return torch.where(is_flat, scale, wide_scale), torch.where(is_flat, zero, wide_zero)

@@ -55,7 +55,27 @@ def least_squares(b_x, m_x, b_codes, b_scale, b_zero, AXIS: tl.constexpr, COUNT:
 
 
 @triton.jit
-def quantize(b_x, m_x, AXIS: tl.constexpr, COUNT: tl.constexpr, BITS: tl.constexpr, FIT_ROUNDS: tl.constexpr):
+def unbiased(b_x, m_x, b_codes, b_scale, b_zero, AXIS: tl.constexpr, COUNT: tl.constexpr):
+    """Scale and zero at which code · scale + zero has slope 1 over x; unchanged where codes do not follow x."""
+    x_mean, code_mean = line_sum(b_x, m_x, AXIS) / COUNT, line_sum(b_codes, m_x, AXIS) / COUNT
+    b_centred = b_x - x_mean
+    covariance = line_sum((b_codes - code_mean) * b_centred, m_x, AXIS)
+    is_flat = covariance <= 0
+    wide_scale = storable(tl.div_rn(line_sum(b_centred * b_centred, m_x, AXIS), tl.where(is_flat, 1.0, covariance)))
+    wide_zero = storable(x_mean - wide_scale * code_mean)
+    return tl.where(is_flat, b_scale, wide_scale), tl.where(is_flat, b_zero, wide_zero)
+
+
+@triton.jit
+def quantize(
+    b_x,
+    m_x,
+    AXIS: tl.constexpr,
+    COUNT: tl.constexpr,
+    BITS: tl.constexpr,
+    FIT_ROUNDS: tl.constexpr,
+    UNBIASED: tl.constexpr,
+):
     """Lines of `b_x` along AXIS, each of COUNT numbers, those that `m_x` (of b_x's shape) marks.
 
     → codes int32 of b_x's shape; scale and zero fp32, exactly fp16 numbers, with AXIS of size one.
@@ -67,6 +87,8 @@ def quantize(b_x, m_x, AXIS: tl.constexpr, COUNT: tl.constexpr, BITS: tl.constex
     for _ in range(FIT_ROUNDS):
         b_scale, b_zero = least_squares(b_x, m_x, b_codes, b_scale, b_zero, AXIS, COUNT)
         b_codes = round_codes(b_x, b_scale, b_zero, TOP)
+    if UNBIASED:
+        b_scale, b_zero = unbiased(b_x, m_x, b_codes, b_scale, b_zero, AXIS, COUNT)
     return b_codes.to(tl.int32), b_scale, b_zero
 
 

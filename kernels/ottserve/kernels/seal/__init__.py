@@ -21,6 +21,8 @@ def seal(
     pool_sizes: Tensor,
     keep: Literal["smallest", "largest"] = "smallest",
     fit_rounds: int = 0,
+    *,
+    unbiased: bool = False,
 ) -> None:
     """Seal the oldest group of M tails into M pages. Rows and KV heads are independent of each other.
 
@@ -39,7 +41,7 @@ def seal(
         first_positions: int32 `[M]`, position of each group's oldest token; the tail holds G tokens from there.
         pool_sizes: int32 `[M]`, O of each row's layer; 0 traces nothing.
         keep: which scores are outliers; "smallest" is right, "largest" is for comparison.
-        fit_rounds: least-squares rounds of the quantiser.
+        fit_rounds, unbiased: of the quantiser.
 
     For all layers at once flatten L into P and S and offset ids by l·P and l·S.
 
@@ -48,6 +50,6 @@ def seal(
     if pages.is_cuda:
         from ottserve.kernels.seal import triton  # noqa: PLC0415 - Triton is installed only where a GPU is
 
-        triton.seal(pages, slots, layout, slot_ids, page_ids, first_positions, pool_sizes, keep, fit_rounds)
+        triton.seal(pages, slots, layout, slot_ids, page_ids, first_positions, pool_sizes, keep, fit_rounds, unbiased)
         return
-    reference.seal(pages, slots, layout, slot_ids, page_ids, first_positions, pool_sizes, keep, fit_rounds)
+    reference.seal(pages, slots, layout, slot_ids, page_ids, first_positions, pool_sizes, keep, fit_rounds, unbiased)

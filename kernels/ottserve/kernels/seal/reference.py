@@ -27,6 +27,7 @@ def seal(
     pool_sizes: Tensor,
     keep: Literal["smallest", "largest"],
     fit_rounds: int,
+    unbiased: bool = False,
 ) -> None:
     """See `ottserve.kernels.seal.seal`."""
     _, heads, _, head_size = slots.tail_k.shape
@@ -34,7 +35,7 @@ def seal(
     arguments = (slot_ids.long(), page_ids.long(), first_positions, pool_sizes)
     portions = zip(*(argument.split(at_once) for argument in arguments), strict=True)
     for slot_rows, page_rows, firsts, pools in portions:
-        _seal_rows(pages, slots, layout, slot_rows, page_rows, firsts, pools, keep, fit_rounds)
+        _seal_rows(pages, slots, layout, slot_rows, page_rows, firsts, pools, keep, fit_rounds, unbiased)
 
 
 def _seal_rows(
@@ -47,14 +48,15 @@ def _seal_rows(
     pool_sizes: Tensor,
     keep: Literal["smallest", "largest"],
     fit_rounds: int,
+    unbiased: bool,
 ) -> None:
     tokens = first_positions[:, None] + torch.arange(layout.group, device=pages.device)
     ring = tokens % slots.tail_k.shape[2]
     keys, values = (_group(tail, slot_ids, ring) for tail in (slots.tail_k, slots.tail_v))
     replaced = admit(slots, keys, values, slot_ids, tokens, pool_sizes, keep)
     blocks = pages.new_empty(len(page_ids), *pages.shape[1:])
-    _store_keys(blocks, layout, keys, replaced, fit_rounds)
-    _store_values(blocks, layout, values, replaced, fit_rounds)
+    _store_keys(blocks, layout, keys, replaced, fit_rounds, unbiased)
+    _store_values(blocks, layout, values, replaced, fit_rounds, unbiased)
     layout.mask_words(blocks).copy_(pack_mask(replaced))
     pages.index_copy_(0, page_ids, blocks)
 
@@ -64,12 +66,14 @@ def _group(tail: Tensor, slot_ids: Tensor, ring: Tensor) -> Tensor:
     return tail[slot_ids[:, None], :, ring].transpose(1, 2).contiguous()
 
 
-def _store_keys(blocks: Tensor, layout: PageLayout, keys: Tensor, replaced: Tensor, fit_rounds: int) -> None:
+def _store_keys(
+    blocks: Tensor, layout: PageLayout, keys: Tensor, replaced: Tensor, fit_rounds: int, unbiased: bool
+) -> None:
     if layout.k_bits == EXACT_BITS:
         layout.key_codes(blocks).copy_(keys.view(torch.int16))
         return
     keys = _fill_replaced(keys, replaced)
-    codes, scale, zero = _quantize_keys(keys, layout, layout.k_bits, fit_rounds)
+    codes, scale, zero = _quantize_keys(keys, layout, layout.k_bits, fit_rounds, unbiased)
     if layout.k_fine:
         channels = _widest_channels(keys, layout.k_fine)
         layout.fine_channels(blocks).copy_(channels)
@@ -77,7 +81,7 @@ def _store_keys(blocks: Tensor, layout: PageLayout, keys: Tensor, replaced: Tens
         of_parts = of_tokens[..., : layout.k_subgroups, :]
         fine_keys = keys.gather(-1, of_tokens)
         fine_codes, fine_scale, fine_zero = _quantize_keys(
-            fine_keys, layout, layout.k_bits + layout.k_fine_bits, fit_rounds
+            fine_keys, layout, layout.k_bits + layout.k_fine_bits, fit_rounds, unbiased
         )
         layout.fine_codes(blocks).copy_(pack(fine_codes >> layout.k_bits, layout.k_fine_bits, -2))
         codes.scatter_(-1, of_tokens, fine_codes & (2**layout.k_bits - 1))
@@ -87,10 +91,12 @@ def _store_keys(blocks: Tensor, layout: PageLayout, keys: Tensor, replaced: Tens
     _store_scales(layout.key_scales(blocks), scale, zero)
 
 
-def _quantize_keys(keys: Tensor, layout: PageLayout, bits: int, fit_rounds: int) -> tuple[Tensor, Tensor, Tensor]:
+def _quantize_keys(
+    keys: Tensor, layout: PageLayout, bits: int, fit_rounds: int, unbiased: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Codes uint8 `[..., G, n]`, scale and zero fp16 `[..., k_subgroups, n]` of keys `[..., G, n]`."""
     parts = keys.unflatten(-2, (layout.k_subgroups, layout.group // layout.k_subgroups))
-    codes, scale, zero = quantize(parts, bits, -2, fit_rounds)
+    codes, scale, zero = quantize(parts, bits, -2, fit_rounds, unbiased=unbiased)
     return codes.flatten(-3, -2), scale, zero
 
 
@@ -100,11 +106,13 @@ def _widest_channels(keys: Tensor, num_channels: int) -> Tensor:
     return order[..., :num_channels].sort(-1).values
 
 
-def _store_values(blocks: Tensor, layout: PageLayout, values: Tensor, replaced: Tensor, fit_rounds: int) -> None:
+def _store_values(
+    blocks: Tensor, layout: PageLayout, values: Tensor, replaced: Tensor, fit_rounds: int, unbiased: bool
+) -> None:
     if layout.v_bits == EXACT_BITS:
         layout.value_codes(blocks).copy_(values.view(torch.int16).mT)
         return
-    codes, scale, zero = quantize(_fill_replaced(values, replaced), layout.v_bits, -1, fit_rounds)
+    codes, scale, zero = quantize(_fill_replaced(values, replaced), layout.v_bits, -1, fit_rounds, unbiased=unbiased)
     layout.value_codes(blocks).copy_(pack(codes.mT, layout.v_bits, -1))
     _store_scales(layout.value_scales(blocks), scale, zero)
 

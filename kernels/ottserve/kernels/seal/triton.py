@@ -89,7 +89,16 @@ def keep_outliers(p_tail, p_outliers, b_ring, b_won, o_rows, D: tl.constexpr, BD
 
 
 @triton.jit
-def seal_keys(p_page, p_tail, b_ring, b_won, LAYOUT: tl.constexpr, CHANNELS: tl.constexpr, FIT: tl.constexpr):
+def seal_keys(
+    p_page,
+    p_tail,
+    b_ring,
+    b_won,
+    LAYOUT: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    FIT: tl.constexpr,
+    UNBIASED: tl.constexpr,
+):
     """Key codes, scales and zeros of the page, CHANNELS channels at a time."""
     G: tl.constexpr = LAYOUT.group
     D: tl.constexpr = LAYOUT.head_size
@@ -106,7 +115,7 @@ def seal_keys(p_page, p_tail, b_ring, b_won, LAYOUT: tl.constexpr, CHANNELS: tl.
             b_keys = tl.where(b_won[:, None] != 0, mean_of_others(b_keys, b_won), b_keys)
             b_parts = tl.reshape(b_keys, [PARTS, G // PARTS, CHANNELS])
             m_parts = tl.full(b_parts.shape, True, tl.int1)
-            b_codes, b_scale, b_zero = quantize(b_parts, m_parts, 1, G // PARTS, LAYOUT.k_bits, FIT)
+            b_codes, b_scale, b_zero = quantize(b_parts, m_parts, 1, G // PARTS, LAYOUT.k_bits, FIT, UNBIASED)
             b_codes = tl.reshape(b_codes, [G, CHANNELS])
             tl.store(p_words, pack_fields(b_codes, 16 // LAYOUT.k_bits, LAYOUT.k_bits), mask=m_d)
             p_scale = (p_page + LAYOUT.key_scale_at).to(tl.pointer_type(tl.float16))
@@ -134,7 +143,7 @@ def choose_fine(p_page, p_tail, b_ring, b_won, LAYOUT: tl.constexpr, BD: tl.cons
 
 
 @triton.jit
-def seal_fine_keys(p_page, p_tail, b_ring, b_won, LAYOUT: tl.constexpr, FIT: tl.constexpr):
+def seal_fine_keys(p_page, p_tail, b_ring, b_won, LAYOUT: tl.constexpr, FIT: tl.constexpr, UNBIASED: tl.constexpr):
     """Longer codes, scales and zeros of the fine channels, in place of those that `seal_keys` has stored; 16 a time."""
     G: tl.constexpr = LAYOUT.group
     D: tl.constexpr = LAYOUT.head_size
@@ -148,7 +157,7 @@ def seal_fine_keys(p_page, p_tail, b_ring, b_won, LAYOUT: tl.constexpr, FIT: tl.
         b_keys = tl.where(b_won[:, None] != 0, mean_of_others(b_keys, b_won), b_keys)
         b_parts = tl.reshape(b_keys, [PARTS, G // PARTS, 16])
         m_parts = tl.full(b_parts.shape, True, tl.int1)
-        b_codes, b_scale, b_zero = quantize(b_parts, m_parts, 1, G // PARTS, BITS + LAYOUT.k_fine_bits, FIT)
+        b_codes, b_scale, b_zero = quantize(b_parts, m_parts, 1, G // PARTS, BITS + LAYOUT.k_fine_bits, FIT, UNBIASED)
         b_codes = tl.reshape(b_codes, [G, 16])
         b_lower, b_upper = b_codes & ((1 << BITS) - 1), b_codes >> BITS
         p_lower = p_page + tl.arange(0, LAYOUT.key_rows)[:, None] * D + o_d[None, :]
@@ -174,6 +183,7 @@ def seal_values(
     BD: tl.constexpr,
     COLUMNS: tl.constexpr,
     FIT: tl.constexpr,
+    UNBIASED: tl.constexpr,
 ):
     """Value codes, scales and zeros of the page, COLUMNS word columns (the tokens of all their fields) at a time."""
     D: tl.constexpr = LAYOUT.head_size
@@ -196,7 +206,7 @@ def seal_values(
             b_gone = tl.gather(b_won, o_tokens, 0)[:, None] != 0
             b_values = tl.where(b_gone, b_mean, b_values.to(tl.float32))
             m_values = tl.broadcast_to(m_d, b_values.shape)
-            b_codes, b_scale, b_zero = quantize(b_values, m_values, 1, D, LAYOUT.v_bits, FIT)
+            b_codes, b_scale, b_zero = quantize(b_values, m_values, 1, D, LAYOUT.v_bits, FIT, UNBIASED)
             tl.store(p_words, pack_fields(b_codes, FIELDS, LAYOUT.v_bits), mask=m_d)
             p_scale = (p_page + LAYOUT.value_scale_at).to(tl.pointer_type(tl.float16)) + o_tokens[:, None]
             tl.store(p_scale, b_scale.to(tl.float16))
@@ -228,6 +238,7 @@ def seal_kernel(
     COLUMNS: tl.constexpr,
     KEEP_SMALLEST: tl.constexpr,
     FIT: tl.constexpr,
+    UNBIASED: tl.constexpr,
 ):
     """One KV head of one (slot, page) pair."""
     i_pair, i_head = tl.program_id(0), tl.program_id(1)
@@ -257,12 +268,12 @@ def seal_kernel(
         )
         keep_outliers(p_tail_k, p_outlier_k + slot * PLACES * D, b_ring, b_won, o_rows, D, BD)
         keep_outliers(p_tail_v, p_outlier_v + slot * PLACES * D, b_ring, b_won, o_rows, D, BD)
-    seal_keys(p_page, p_tail_k, b_ring, b_won, LAYOUT, CHANNELS, FIT)
+    seal_keys(p_page, p_tail_k, b_ring, b_won, LAYOUT, CHANNELS, FIT, UNBIASED)
     if LAYOUT.k_fine:
         choose_fine(p_page, p_tail_k, b_ring, b_won, LAYOUT, BD)
         tl.debug_barrier()
-        seal_fine_keys(p_page, p_tail_k, b_ring, b_won, LAYOUT, FIT)
-    seal_values(p_page, p_tail_v, first_position, b_ring, b_won, LAYOUT, CAPACITY, BD, COLUMNS, FIT)
+        seal_fine_keys(p_page, p_tail_k, b_ring, b_won, LAYOUT, FIT, UNBIASED)
+    seal_values(p_page, p_tail_v, first_position, b_ring, b_won, LAYOUT, CAPACITY, BD, COLUMNS, FIT, UNBIASED)
     b_mask = tl.sum(tl.reshape(b_won, [G // 16, 16]) << tl.arange(0, 16)[None, :], 1)
     tl.store(p_page + LAYOUT.mask_at + tl.arange(0, G // 16), b_mask.to(tl.int16))
 
@@ -277,6 +288,7 @@ def seal(
     pool_sizes: Tensor,
     keep: Literal["smallest", "largest"],
     fit_rounds: int,
+    unbiased: bool = False,
 ) -> None:
     """See `ottserve.kernels.seal.seal`. One launch, no host synchronisation."""
     check(layout, pages, slots)
@@ -309,5 +321,6 @@ def seal(
         COLUMNS=columns,
         KEEP_SMALLEST=keep == "smallest",
         FIT=fit_rounds,
+        UNBIASED=unbiased,
         num_warps=warps,
     )

@@ -27,6 +27,7 @@ class KVSpec:
         plain_layers: layers that trace no outliers.
         keep: which scores are the outliers; "largest" is the classic wrong reading, kept for comparison.
         fit_rounds: least-squares rounds after the min/max codes; 0 is the paper's quantiser.
+        unbiased: whether the quantiser ends with scales that keep the spread of what they stand for.
         rotate_values: whether values are stored rotated, as the model's weights then make them.
         slot_element_bytes: bytes of an element in tails and pools.
     """
@@ -47,6 +48,7 @@ class KVSpec:
     plain_layers: tuple[int, ...] = (0, 1)
     keep: Keep = "smallest"
     fit_rounds: int = 0
+    unbiased: bool = False
     rotate_values: bool = False
     slot_element_bytes: int = 2
 

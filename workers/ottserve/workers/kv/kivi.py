@@ -25,5 +25,6 @@ def kivi(cache: CacheSettings, shape: ModelShape) -> KVSpec:
         evicted=0,
         plain_layers=(),
         fit_rounds=cache.fit_rounds,
+        unbiased=cache.unbiased,
         rotate_values=cache.rotate_values,
     )

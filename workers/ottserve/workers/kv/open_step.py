@@ -101,4 +101,5 @@ class OpenStep:
             pool_sizes,
             keep=spec.keep,
             fit_rounds=spec.fit_rounds,
+            unbiased=spec.unbiased,
         )

@@ -29,5 +29,6 @@ def ott(cache: CacheSettings, shape: ModelShape) -> KVSpec:
         plain_layers=tuple(layer for layer in cache.plain_layers if layer < shape.num_layers),
         keep=cache.keep,
         fit_rounds=cache.fit_rounds,
+        unbiased=cache.unbiased,
         rotate_values=cache.rotate_values,
     )

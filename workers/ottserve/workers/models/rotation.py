@@ -33,8 +33,7 @@ def rotate_values(module: PreTrainedModel, shape: ModelShape) -> PreTrainedModel
     """
     rotated = share(module)
     H = hadamard(shape.head_size)
-    for attention in _attention_layers(rotated):
-        values, output = attention.v_proj, attention.o_proj
+    for values, output in _value_and_output(rotated):
         values.weight = _frozen(_turn_rows(values.weight, H))
         if values.bias is not None:
             values.bias = _frozen(_turn_rows(values.bias[:, None], H)[:, 0])
@@ -71,15 +70,18 @@ def _paley(prime: int) -> Tensor:
     return matrix
 
 
-def _attention_layers(module: nn.Module) -> list[nn.Module]:
+def _value_and_output(module: nn.Module) -> list[tuple[nn.Linear, nn.Linear]]:
+    """The value and the output matrix of every attention layer."""
     layers = [layer for layer in module.modules() if isinstance(getattr(layer, "layer_idx", None), int)]
-    attentions = [layer for layer in layers if type(layer).__name__.endswith("Attention")]
-    for layer in attentions:
-        has_both = all(isinstance(getattr(layer, name, None), nn.Linear) for name in ("v_proj", "o_proj"))
-        if not has_both or hasattr(layer, "v_norm"):
-            name = type(layer).__name__
-            raise ValueError(f"cache.rotate_values=True: {name} has no matrices v_proj and o_proj with nothing between")
-    return attentions
+    return [_matrices(layer) for layer in layers if type(layer).__name__.endswith("Attention")]
+
+
+def _matrices(attention: nn.Module) -> tuple[nn.Linear, nn.Linear]:
+    values, output = (getattr(attention, name, None) for name in ("v_proj", "o_proj"))
+    if not isinstance(values, nn.Linear) or not isinstance(output, nn.Linear) or hasattr(attention, "v_norm"):
+        name = type(attention).__name__
+        raise ValueError(f"cache.rotate_values=True: {name} has no matrices v_proj and o_proj with nothing between")
+    return values, output
 
 
 def _frozen(weight: Tensor) -> nn.Parameter:
@@ -88,5 +90,5 @@ def _frozen(weight: Tensor) -> nn.Parameter:
 
 def _turn_rows(weight: Tensor, H: Tensor) -> Tensor:
     """Rows of `weight [heads · D, n]`, D at a time, times Hᵀ from the left; computed in fp32."""
-    turned = H.T.to(weight.device) @ weight.float().unflatten(0, (-1, len(H)))
+    turned: Tensor = H.T.to(weight.device) @ weight.float().unflatten(0, (-1, len(H)))
     return turned.flatten(0, 1).to(weight.dtype)
