@@ -119,6 +119,16 @@ async def test_who_leaves_just_as_the_turn_comes_gives_it_on() -> None:
     assert (await line.end())[-1] == "next"
 
 
+async def test_who_has_left_unheard_is_passed_over() -> None:
+    """Its place comes before it had time to withdraw."""
+    line = Line()
+    for name in ("running", "left", "next"):
+        await line.come(name, "a")
+    line.open.set()
+    line.tasks["left"].cancel()
+    assert await line.end() == ["running", "next"]
+
+
 async def test_a_failure_gives_the_place_back() -> None:
     turns = Turns(lambda: 1)
     with pytest.raises(RuntimeError):
