@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ottserve.service.readiness import Progress
+from ottserve.service.model_readiness import Progress
 from ottserve.workers.api import LoadReport
 
 STALL_S = 60.0

@@ -11,12 +11,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 from ray.serve import Application
 
+from ottserve.cli.compose import service_application
 from ottserve.cli.settings import read_settings
-from ottserve.service.deployment import gateway_application
-from ottserve.service.named_replica import NamedReplicaRouter
-from ottserve.service.tracing import configure_replica
-from ottserve.workers.app import replica_application
-from ottserve.workers.settings import EngineSettings
 
 
 class ClusterArguments(BaseModel):
@@ -34,18 +30,10 @@ class ClusterArguments(BaseModel):
 def application(arguments: ClusterArguments) -> Application:
     """Gateway and replicas, bound to their settings. Raises `SettingsError` naming each setting that is wrong."""
     settings = read_settings(arguments.config, [])
-    replicas = replica_application(
-        _with_metrics_port(settings.engine, arguments.replica_metrics_port),
-        settings.deployment,
+    return service_application(
+        settings,
         num_cpus=1,
-        num_gpus=0 if settings.model.device == "cpu" else 1,
-        configure_logs=configure_replica,
-        request_router=NamedReplicaRouter,
+        has_gpus=True,
+        replica_metrics_port=arguments.replica_metrics_port,
+        gateway_resources=arguments.gateway_resources,
     )
-    return gateway_application(settings.gateway, replicas, arguments.gateway_resources)
-
-
-def _with_metrics_port(engine: EngineSettings, port: int) -> EngineSettings:
-    if not port:
-        return engine
-    return engine.model_copy(update={"metrics": engine.metrics.model_copy(update={"port": port})})

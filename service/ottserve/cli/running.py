@@ -50,7 +50,8 @@ def run(settings: ServeSettings) -> int:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         check_ports(settings)
-        find_source(settings.model.path)
+        for model in settings.all_models:
+            find_source(model.model.path)
         server_credentials(settings.gateway.tls)
         Callers(settings.gateway.tokens_file)
     except (PortTaken, ValueError, OSError) as error:
@@ -110,25 +111,15 @@ def start(settings: ServeSettings, signals: StopSignals, say: Callable[[str], No
 
 
 def _application(settings: ServeSettings, num_gpus_here: int):  # type: ignore[no-untyped-def]
-    from ottserve.service.deployment import gateway_application
-    from ottserve.service.named_replica import NamedReplicaRouter
-    from ottserve.service.tracing import configure_replica
-    from ottserve.workers.app import replica_application
+    from ottserve.cli.compose import service_application
 
-    if settings.model.device == "cuda" and not num_gpus_here:
-        raise StartFailed("model.device=cuda: this machine has no GPU that Ray can see")
-    uses_gpu = settings.model.device != "cpu" and num_gpus_here > 0
+    for model in settings.all_models:
+        if model.model.device == "cuda" and not num_gpus_here:
+            raise StartFailed("model.device=cuda: this machine has no GPU that Ray can see")
     # One core is left to gateway and Ray: threads of a replica that wait for one another's core are many times slower.
-    share = max(1, (_num_cores() - 1) // settings.deployment.most_replicas)
-    replicas = replica_application(
-        settings.engine,
-        settings.deployment,
-        num_cpus=1 if uses_gpu else share,
-        num_gpus=1 if uses_gpu else 0,
-        configure_logs=configure_replica,
-        request_router=NamedReplicaRouter,
-    )
-    return gateway_application(settings.gateway, replicas)
+    most = sum(model.deployment.most_replicas for model in settings.all_models)
+    share = max(1, (_num_cores() - 1) // most)
+    return service_application(settings, num_cpus=share, has_gpus=num_gpus_here > 0)
 
 
 def _wait_until_ready(settings: ServeSettings) -> dict[str, Any]:

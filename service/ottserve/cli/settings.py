@@ -8,16 +8,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import pydantic_settings
 import yaml
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from ottserve.service.settings import GatewaySettings
-from ottserve.workers.settings import DeploymentSettings, EngineSettings
+from ottserve.workers.settings import DeploymentSettings, EngineSettings, FurtherModel
 
 PREFIX = "OTTSERVE_"
 CLIENT_VARIABLES = {"OTTSERVE_TARGET", "OTTSERVE_TOKEN", "OTTSERVE_CA_FILE", "OTTSERVE_CLIENT_CERT"}
@@ -40,18 +40,34 @@ class ServeSettings(BaseSettings, EngineSettings):
 
     gateway: GatewaySettings = GatewaySettings()  # type: ignore[call-arg]
     deployment: DeploymentSettings = DeploymentSettings()  # type: ignore[call-arg]
+    models: Annotated[
+        tuple[FurtherModel, ...], Field(description="Further models, each with sections of its own as these.")
+    ] = ()
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
-        port = self.metrics.port
-        if port and self.deployment.most_replicas > 1:
-            raise ValueError(
-                f"metrics.port={port}: the {self.deployment.most_replicas} replicas that one machine may have "
-                "need a port each; 0 takes free ones"
-            )
-        if port and port in (self.gateway.port, self.gateway.metrics.port):
-            raise ValueError(f"metrics.port={port} is the gateway's too")
+        most = sum(model.deployment.most_replicas for model in self.all_models)
+        for port in filter(None, (model.metrics.port for model in self.all_models)):
+            if most > 1:
+                raise ValueError(
+                    f"metrics.port={port}: the {most} replicas that one machine may have need a port each; "
+                    "0 takes free ones"
+                )
+            if port in (self.gateway.port, self.gateway.metrics.port):
+                raise ValueError(f"metrics.port={port} is the gateway's too")
         return self
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [model.model.name or model.model.path for model in self.all_models]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"models: {', '.join(sorted(twice))} is there twice; give each a model.name of its own")
+        return self
+
+    @property
+    def all_models(self) -> tuple[FurtherModel, ...]:
+        """Every model with its replicas, the first one first."""
+        return FurtherModel(**dict(self.engine), deployment=self.deployment), *self.models
 
     @property
     def engine(self) -> EngineSettings:
@@ -100,7 +116,7 @@ def _describe(section: type[BaseModel], prefix: str) -> Iterator[str]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _describe(field.annotation, f"{prefix}{name}.")
         else:
-            yield f"{prefix + name:<38} {field.default!s:<24} {field.description or ''}".rstrip()
+            yield f"{prefix + name:<42} {field.default!s:<24} {field.description or ''}".rstrip()
 
 
 def _refuse_unknown_variables() -> None:

@@ -23,11 +23,12 @@ SHUTDOWN_MARGIN_S = 10.0
 class Gateway:
     """Starts the server when Serve makes it, drains when Serve ends it. Serves nothing through Serve itself."""
 
-    async def __init__(self, settings: GatewaySettings, engine: DeploymentHandle) -> None:  # type: ignore[misc]
+    async def __init__(self, settings: GatewaySettings, *engines: DeploymentHandle) -> None:  # type: ignore[misc]
         tracing.configure("gateway")
         # Half: the readiness has to hear of those that answer before its own time is up.
-        replicas = RayReplicas(engine, settings.routing, settings.readiness.poll_timeout_s / 2)
-        self._server = GatewayServer(settings, replicas)
+        answer_timeout_s = settings.readiness.poll_timeout_s / 2
+        models = (RayReplicas(engine, settings.routing, answer_timeout_s) for engine in engines)
+        self._server = GatewayServer(settings, *models)
         await self._server.start()
 
     async def check_health(self) -> None:
@@ -40,13 +41,13 @@ class Gateway:
 
 
 def gateway_application(
-    settings: GatewaySettings, engine: Application, resources: dict[str, float] | None = None
+    settings: GatewaySettings, *engines: Application, resources: dict[str, float] | None = None
 ) -> Application:
-    """The whole service: the gateway in front of an engine deployment that is already bound.
+    """The whole service: the gateway in front of engine deployments that are already bound.
 
     Args:
         settings: of the gateway.
-        engine: the bound engine deployment.
+        engines: the bound engine deployment of each model.
         resources: custom Ray resources that a node must have to run the gateway.
     """
     drain = settings.drain
@@ -57,4 +58,4 @@ def gateway_application(
         graceful_shutdown_timeout_s=drain.probe_period_s + drain.grace_s + SHUTDOWN_MARGIN_S,
         health_check_period_s=2,
     )(Gateway)
-    return deployment.bind(settings, engine)
+    return deployment.bind(settings, *engines)

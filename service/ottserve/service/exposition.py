@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from ottserve.service.readiness import Readiness
-from ottserve.service.replicas import ReplicaClient
+from ottserve.service.replicas import Replicas
 from ottserve.service.settings import GatewayMetricsSettings
 from ottserve.workers.api import OttserveError, Unavailable
 
@@ -24,7 +24,7 @@ class Exposition:
         self,
         settings: GatewayMetricsSettings,
         registry: CollectorRegistry,
-        replicas: ReplicaClient,
+        replicas: Replicas,
         readiness: Readiness,
     ) -> None:
         self._settings = settings

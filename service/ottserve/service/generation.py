@@ -16,7 +16,6 @@ from ottserve.service.admission import Admission
 from ottserve.service.callers import ANYONE, Caller
 from ottserve.service.metrics import GatewayMetrics
 from ottserve.service.readiness import Readiness
-from ottserve.service.replicas import ReplicaClient
 from ottserve.service.router import Router
 from ottserve.service.settings import GatewaySettings
 from ottserve.service.turns import Turns
@@ -32,7 +31,6 @@ class Generations:
     def __init__(
         self,
         settings: GatewaySettings,
-        replicas: ReplicaClient,
         readiness: Readiness,
         admission: Admission,
         turns: Turns,
@@ -43,7 +41,6 @@ class Generations:
         self._readiness = readiness
         self._admission = admission
         self._metrics = metrics
-        self._router = Router(replicas)
         self._turns = turns
         self._now = now
 
@@ -65,14 +62,14 @@ class Generations:
             traceparent: W3C trace context of the call.
         """
         arrival = validate.arrival(self._now(), remaining_s, traceparent)
-        served = self._readiness.require()
+        served = self._readiness.require(request.model)
         with self._admission.admit(request.request_id, caller) as permit:
             task = await validate.generation_task(request, served, self._settings.default_max_new_tokens, arrival)
             permit.claim(task)
             accepted(task)
             if self._settings.log_prompts:
                 log.info("prompt", request_id=task.request_id, prompt=_prompt(request))
-            chunks = self._metrics.measured(self._router.stream(task), arrival.received_at)
+            chunks = self._metrics.measured(Router(served.replicas).stream(task), arrival.received_at)
             async with self._turns.turn(caller.name, permit.num_tokens, task.priority), aclosing(chunks):
                 async for chunk in chunks:
                     permit.count(chunk)

@@ -1,6 +1,5 @@
-"""Ray Serve's part in routing: it sends a request to the replica that the gateway named. Decides nothing by itself.
+"""Ray Serve's part in routing: it sends a task to the replica that the task names. Decides nothing by itself.
 
-The name travels as the call's multiplexed model id, the one thing of a call's options that a request router sees.
 Set `ray_environment.RAY_ENVIRONMENT` before importing this.
 """
 
@@ -16,7 +15,7 @@ _ROUTERS: dict[str, NamedReplicaRouter] = {}  # of this process by deployment: S
 
 
 class NamedReplicaRouter(RequestRouter):
-    """The named replica first; after it, or without a name, any."""
+    """The named replica first; after it, or without a name, any. Only calls with a task come here, not broadcasts."""
 
     def initialize_state(self) -> None:
         """Called by Serve once. Serve hands the class around by value, with globals of its own: so by its name here."""
@@ -26,9 +25,10 @@ class NamedReplicaRouter(RequestRouter):
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """Ranks of replicas, tried in turn."""
-        name = pending_request.metadata.multiplexed_model_id if pending_request else ""
+        name = ""
         if pending_request:
             pending_request.routing_context.should_backoff = True
+            name = pending_request.args[0].replica_id
         named = [replica for replica in candidate_replicas if replica.replica_id.unique_id == name]
         others = [replica for replica in candidate_replicas if replica.replica_id.unique_id != name]
         random.shuffle(others)

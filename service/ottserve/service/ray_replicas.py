@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -48,14 +49,14 @@ class RayReplicas:
     def __init__(self, handle: DeploymentHandle, routing: RoutingSettings, answer_timeout_s: float) -> None:
         """A replica that does not answer a question within `answer_timeout_s` is left out of the answer."""
         self._handle = handle
+        self._streaming = handle.options(stream=True)
         self._fleet = Fleet(routing)
         self._answer_timeout_s = answer_timeout_s
 
     async def generate(self, task: GenerationTask) -> AsyncGenerator[TextChunk, None]:
         """Cancels the work on every way out; Serve alone would let it run on."""
         with self._fleet.place(task, lambda: _cancel(response), roster(self._handle)) as replica_id:
-            named = self._handle.options(stream=True, multiplexed_model_id=replica_id or "")
-            response = named.generate.remote(task)
+            response = self._streaming.generate.remote(replace(task, replica_id=replica_id or ""))
             try:
                 async for chunk in response:
                     yield chunk

@@ -24,7 +24,7 @@ from ottserve.service.http.surface import http_server
 from ottserve.service.interceptors import CallInterceptor
 from ottserve.service.metrics import SERVICE, GatewayMetrics
 from ottserve.service.readiness import Phase, Readiness
-from ottserve.service.replicas import ReplicaClient
+from ottserve.service.replicas import AllReplicas, ReplicaClient
 from ottserve.service.servicer import GenerationServicer
 from ottserve.service.settings import GatewaySettings
 from ottserve.service.tls import server_credentials
@@ -43,19 +43,21 @@ class GatewayServer:
             it has not.
     """
 
-    def __init__(self, settings: GatewaySettings, replicas: ReplicaClient) -> None:
+    def __init__(self, settings: GatewaySettings, *models: ReplicaClient) -> None:
+        """`models` are the replicas of each; the first is the one meant by requests that name none."""
         self.metrics = GatewayMetrics()
         self.port = settings.port
         self.http_port = settings.http_port or None
         self.health_port = settings.tls.health_port
         self.metrics_port = settings.metrics.port
         self._settings = settings
-        self._readiness = Readiness(replicas, settings)
+        self._readiness = Readiness(models, settings)
+        replicas = AllReplicas(models)
         accounts = Accounts(self.metrics)
         callers = Callers(settings.tokens_file)
         admission = Admission(settings.admission)
         turns = Turns(lambda: 2 * self._readiness.num_slots if callers.are_told_apart else math.inf)
-        generations = Generations(settings, replicas, self._readiness, admission, turns, self.metrics)
+        generations = Generations(settings, self._readiness, admission, turns, self.metrics)
         self._http = http_server(
             settings, generations, self._readiness, accounts, self.metrics.registry, callers.identify
         )

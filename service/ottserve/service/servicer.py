@@ -10,7 +10,7 @@ from ottserve.service.generation import Generations
 from ottserve.service.interceptors import CallContext
 from ottserve.service.not_served import refuse_not_served
 from ottserve.service.readiness import Readiness
-from ottserve.service.replicas import ReplicaClient
+from ottserve.service.replicas import Replicas
 from ottserve.service.settings import GatewaySettings
 from ottserve.v1 import generation_pb2 as pb
 from ottserve.v1 import generation_pb2_grpc as pb_grpc
@@ -25,7 +25,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     def __init__(
         self,
         settings: GatewaySettings,
-        replicas: ReplicaClient,
+        replicas: Replicas,
         readiness: Readiness,
         generations: Generations,
     ) -> None:
@@ -49,18 +49,18 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
                     yield message
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: object) -> pb.TokenizeResponse:
-        tokenized = await validate.tokenized(request, self._readiness.require())
+        tokenized = await validate.tokenized(request, self._readiness.require(request.model))
         return pb.TokenizeResponse(token_ids=tokenized.ids, text=tokenized.text)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: object) -> pb.DetokenizeResponse:
-        return pb.DetokenizeResponse(text=await validate.detokenized(request, self._readiness.require()))
+        return pb.DetokenizeResponse(text=await validate.detokenized(request, self._readiness.require(request.model)))
 
     async def Abort(self, request: pb.AbortRequest, context: object) -> pb.AbortResponse:
         result = await self._replicas.abort(validate.aborted_id(request))
         return pb.AbortResponse(request_id=result.request_id, found=result.found)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: object) -> pb.GetModelInfoResponse:
-        served = self._readiness.known()
+        served = self._readiness.known(request.model)
         validate.model_asked(request, served)
         return encode.model_info(served)
 

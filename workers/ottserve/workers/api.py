@@ -126,6 +126,7 @@ class GenerationTask:
         prompt_logprobs: the same for the tokens of the prompt, all of which are then computed, cached or not.
         form: what the answer must look like, or None.
         traceparent: W3C trace context of the call, or empty.
+        replica_id: of the replica that it goes to; empty until one is chosen.
     """
 
     request_id: str
@@ -142,6 +143,7 @@ class GenerationTask:
     prompt_logprobs: int | None = None
     form: Form | None = None
     traceparent: str = ""
+    replica_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ def replica_application(
     engine: EngineSettings,
     deployment: DeploymentSettings,
     *,
+    name: str = NAME,
     num_cpus: float,
     num_gpus: float,
     configure_logs: Callable[[], None],
@@ -36,6 +37,7 @@ def replica_application(
     Args:
         engine: what each replica starts with.
         deployment: how many there are and how they are watched.
+        name: what Serve calls them.
         num_cpus, num_gpus: what one replica gets, where `deployment` does not say.
         configure_logs: called first thing in each replica.
         request_router: Serve's request router in the process that calls; its own when None.
@@ -46,7 +48,7 @@ def replica_application(
         "num_gpus": num_gpus if deployment.num_gpus is None else deployment.num_gpus,
     }
     described = serve.deployment(
-        name=NAME,
+        name=name,
         **_number(deployment),
         ray_actor_options=options,
         # Admission is the gateway's and the scheduler's: Serve must never be the one that holds a request back,

@@ -35,6 +35,9 @@ class ModelSettings(Section):
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU when there is one.")
     max_context: int | None = Field(None, ge=1, description="Tokens of prompt plus answer; default: the model's own.")
+    name: str | None = Field(
+        None, pattern=r"^[!-~]{1,256}$", description="What requests call the model; default: read off path."
+    )
 
 
 class CacheSettings(Section):
@@ -177,3 +180,9 @@ class DeploymentSettings(Section):
                 f"and autoscale.max_replicas={autoscale.max_replicas}"
             )
         return self
+
+
+class FurtherModel(EngineSettings):
+    """A model beside the first, with replicas of its own."""
+
+    deployment: DeploymentSettings = DeploymentSettings()  # type: ignore[call-arg]

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ottserve.service import validate
 from ottserve.service.callers import Caller
 from ottserve.service.generation import Generations
 from ottserve.service.http import translate
@@ -43,20 +42,20 @@ class Endpoints:
     async def models(self, visit: Visit) -> None:
         """GET /v1/models"""
         self._caller(visit)
-        await visit.reply.whole({"object": "list", "data": [self._described(self._readiness.known())]})
+        await visit.reply.whole(
+            {"object": "list", "data": [self._described(served) for served in self._readiness.all_known()]}
+        )
 
     async def model(self, visit: Visit) -> None:
         """GET /v1/models/{name}"""
         self._caller(visit)
-        served = self._readiness.known()
-        validate.known_model(visit.request.path_params["name"], served.info.model)
-        await visit.reply.whole(self._described(served))
+        await visit.reply.whole(self._described(self._readiness.known(visit.request.path_params["name"])))
 
     async def completions(self, visit: Visit) -> None:
         """POST /v1/completions"""
         caller = self._caller(visit)
         body = await read(visit.request, CompletionBody, self._max_request_bytes)
-        served = self._readiness.require()
+        served = self._readiness.require(body.model)
         n = _num_samples(body, len(body.prompt))
         requests = [
             translate.completion_request(body, prompt, request_id)
@@ -72,7 +71,7 @@ class Endpoints:
         """POST /v1/chat/completions"""
         caller = self._caller(visit)
         body = await read(visit.request, ChatBody, self._max_request_bytes)
-        served = self._readiness.require()
+        served = self._readiness.require(body.model)
         request = translate.chat_request(body, visit.call.request_id)
         prompts = [PromptAnswers(range(_num_samples(body, 1)))]
         await self._answer(visit, body, ChatShape(served.tokenizer.bytes), served, caller, [request], prompts)

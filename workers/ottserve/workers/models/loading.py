@@ -68,7 +68,7 @@ def load_model(settings: ModelSettings, progress: Progress) -> LoadedModel:
     progress(f"reading the tokenizer of {source.name}")
     return LoadedModel(
         module=module,
-        info=_describe(module, source, context),
+        info=_describe(module, source, settings.name or source.name, context),
         shape=model_shape(module.config),
         tokenizer=_tokenizer_files(source, module.config.vocab_size),
         device=device,
@@ -117,14 +117,14 @@ def _context_length(module: PreTrainedModel, wanted: int | None) -> int:
     return wanted or own
 
 
-def _describe(module: PreTrainedModel, source: ModelSource, context: int) -> ModelInfo:
+def _describe(module: PreTrainedModel, source: ModelSource, name: str, context: int) -> ModelInfo:
     generation = module.generation_config
     temperature = generation.temperature if generation.do_sample else source.temperature
     top_p = generation.top_p if generation.do_sample else source.top_p
     top_k = generation.top_k if generation.do_sample else None
     eos = generation.eos_token_id
     return ModelInfo(
-        name=source.name,
+        name=name,
         architecture=type(module).__name__,
         num_parameters=module.num_parameters(),
         context_length=context,
