@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from ottserve.cli.application import ClusterArguments, application
-from ottserve.cli.settings import SettingsError
+from ottserve.cli.ports import PortTaken, check_ports
+from ottserve.cli.settings import SettingsError, read_settings
 
 
 @pytest.fixture
@@ -28,6 +29,46 @@ def test_it_binds_the_gateway_in_front_of_the_replicas(config: Path) -> None:
     assert (replicas.num_replicas, replicas.ray_actor_options["num_cpus"]) == (3, 2)
     assert replicas.ray_actor_options["num_gpus"] == 0, "a CPU model asks for no GPU"
     assert replicas.init_args[0].metrics.port == 9465, "each replica has a host of its own"
+
+
+def test_every_model_has_replicas_of_its_own_and_gateways_a_host_each(config: Path) -> None:
+    with config.open("a") as file:
+        file.write("gateway: {replicas: 2}\n")
+        file.write("models: [{model: {path: toy, name: other, device: cuda}, deployment: {num_replicas: 2}}]\n")
+    gateway = application(ClusterArguments(config=config))._bound_deployment
+    first, second = (engine._bound_deployment for engine in gateway.init_args[1:])
+    assert gateway.num_replicas == 2
+    assert (first.name, first.num_replicas, first.ray_actor_options["num_gpus"]) == ("replica", 3, 0)
+    assert (second.name, second.num_replicas, second.ray_actor_options["num_gpus"]) == ("replica-1", 2, 1)
+
+
+def test_load_decides_the_number_where_it_may(config: Path) -> None:
+    with config.open("a") as file:
+        file.write("models: [{model: {path: toy, name: other}, deployment: {autoscale: {max_replicas: 4}}}]\n")
+    gateway = application(ClusterArguments(config=config))._bound_deployment
+    scaling = gateway.init_args[2]._bound_deployment._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (1, 1, 4)
+    assert scaling.policy.policy_kwargs["kv_pressure"] == 0.8
+
+
+def test_one_machine_has_one_gateway(config: Path) -> None:
+    settings = read_settings(config, ["--gateway.replicas", "2"])
+    with pytest.raises(PortTaken, match=r"gateway\.replicas=2"):
+        check_ports(settings)
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ("{model: {path: toy}}", "toy is there twice"),
+        ("{model: {path: toy, name: b}, metrics: {port: 1}}", "metrics.port=1"),
+    ],
+)
+def test_models_that_contradict_each_other_are_refused(config: Path, model: str, named: str) -> None:
+    with config.open("a") as file:
+        file.write(f"models: [{model}]\n")
+    with pytest.raises(SettingsError, match=named):
+        read_settings(config, [])
 
 
 def test_wrong_settings_are_named(config: Path) -> None:

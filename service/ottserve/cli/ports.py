@@ -12,8 +12,10 @@ class PortTaken(Exception):
 
 
 def check_ports(settings: ServeSettings) -> None:
-    """Raises `PortTaken` for the first port of the settings that can't be had; 0 always can."""
+    """Raises `PortTaken` for the first port of the settings that can't be had here; 0 always can."""
     gateway = settings.gateway
+    if gateway.replicas > 1:
+        raise PortTaken(f"gateway.replicas={gateway.replicas}: each listens on gateway.port of a host of its own")
     for name, host, port in (
         ("gateway.port", gateway.host, gateway.port),
         ("gateway.http_port", gateway.http_host, gateway.http_port or 0),

@@ -1,4 +1,4 @@
-"""The gateway as a Ray Serve deployment: one replica without a GPU, listening on the settings' own port.
+"""The gateway as a Ray Serve deployment without a GPU. Each of its replicas listens on the settings' own port.
 
 Knows not what the engine deployment is: whoever builds the application binds it. Set
 `ray_environment.RAY_ENVIRONMENT` before importing this.
@@ -53,7 +53,7 @@ def gateway_application(
     drain = settings.drain
     deployment = serve.deployment(
         name="Gateway",
-        num_replicas=1,
+        num_replicas=settings.replicas,
         ray_actor_options={"num_cpus": 0, "resources": resources or {}, "runtime_env": {"env_vars": RAY_ENVIRONMENT}},
         graceful_shutdown_timeout_s=drain.probe_period_s + drain.grace_s + SHUTDOWN_MARGIN_S,
         health_check_period_s=2,
