@@ -101,6 +101,7 @@ class GatewaySettings(Section):
     port: int = Field(50051, ge=0, le=65535, description="Port of the gRPC service; 0 takes a free one.")
     http_host: str = Field("0.0.0.0", description="Address where OpenAI's HTTP interface listens.")
     http_port: int | None = Field(8000, ge=0, le=65535, description="Port of OpenAI's HTTP interface; 0 or null: off.")
+    replicas: int = Field(1, ge=1, le=64, description="Gateways, each on a host of its own; one machine has one.")
     reflection: bool = Field(True, description="Whether server reflection tells the contract to callers.")
     tokens_file: str | None = Field(
         None,
