@@ -47,6 +47,7 @@ def schema() -> dict[str, Any]:
     chart: dict[str, Any] = yaml.safe_load((HERE / "chart.yaml").read_text())
     settings = _plain(ServeSettings.model_json_schema())
     sections = settings.pop("$defs")
+    del settings["properties"]["models"], sections["FurtherModel"]  # the chart makes pods for one model's replicas
     for name, required in REQUIRED.items():
         (sections[name] if name else settings)["required"] = required
     for name in PORTS:
