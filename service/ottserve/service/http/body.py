@@ -19,6 +19,8 @@ Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
 NOT_SERVED = "not_served"
 MEANS = "Input should be "
+KEY_OF_OBJECT = "[key]"
+MAX_PATH_CHARACTERS = 128
 
 
 class TooLarge(Exception):
@@ -96,4 +98,6 @@ def _refusal(detail: Mapping[str, Any]) -> InvalidField:
 
 def _path(location: tuple[str | int, ...]) -> str:
     """As one writes it in a program: `messages[0].content`."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+    parts = (part for part in location if part != KEY_OF_OBJECT)
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    return path.removeprefix(".")[:MAX_PATH_CHARACTERS]
