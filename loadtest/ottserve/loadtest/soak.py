@@ -26,7 +26,7 @@ SIGNS = tuple(range(1, 27))  # token ids of the toy model's letters
 PROMPT_TOKENS = (1, 5, 60, 129, 400, 1200)
 NEW_TOKENS = (1, 8, 50, 300)
 SETTINGS = {"deployment__num_replicas": 2, "scheduler__max_running": 8, "scheduler__max_waiting": 16}
-WARM_UP_SHARE = 0.3  # of the time, in which caches and allocators fill
+WARM_UP_SHARE = 0.5  # of the time, in which caches and allocators fill
 MAX_GROWTH = 0.02  # of the memory, over the time after the warm-up
 
 REFUSALS = (oc.ResourceExhausted, oc.DeadlineExceeded, oc.Unavailable)
