@@ -32,6 +32,13 @@ def check_slots(slots: Slots) -> None:
             raise ValueError(f"slots.{field.name}: strides {tensor.stride()}, must be contiguous")
 
 
+def check_vectors(**vectors: Tensor) -> None:
+    """Raise ValueError, by name, unless ids, positions and counts lie side by side, as kernels read them."""
+    for name, vector in vectors.items():
+        if not vector.is_contiguous():
+            raise ValueError(f"{name}: strides {vector.stride()}, must be contiguous")
+
+
 @cache
 def check_layout(layout: PageLayout) -> None:
     """Raise ValueError unless blocks of the layout fit the matrix units."""

@@ -7,6 +7,7 @@ from tests.kernels.triton.cache_state import make_state
 from ottserve.kernels import launch
 from ottserve.kernels.attend_decode import triton
 from ottserve.kernels.layout import PageLayout
+from ottserve.kernels.seal.triton import seal as seal_on_gpu
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,14 @@ def test_shapes_without_a_kernel_are_refused_by_name(layout, named) -> None:
 def test_slots_of_another_dtype_are_refused() -> None:
     with pytest.raises(ValueError, match=r"slots\.tail_k: dtype torch.float16, must be .*bfloat16"):
         run(PageLayout(64, 16, 2, 2), PageLayout(64, 16, 2, 2, 1, torch.bfloat16))
+
+
+def test_a_vector_that_repeats_one_number_in_memory_is_refused() -> None:
+    """Kernels read vectors by index alone; an expanded one would have them read what lies behind it."""
+    state = make_state(PageLayout(64, 16, 2, 2), [100, 100])
+    two, sizes = torch.tensor([1, 2], dtype=torch.int32), torch.tensor([3], dtype=torch.int32).expand(2)
+    with pytest.raises(ValueError, match=r"pool_sizes: strides \(0,\), must be contiguous"):
+        seal_on_gpu(state.pages, state.slots, PageLayout(64, 16, 2, 2), two, two, two, sizes, "smallest", 0)
 
 
 def run(stored: PageLayout, asked: PageLayout) -> torch.Tensor:

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from ottserve.kernels.quantize import dequantize_keys, replaced_tokens
+from ottserve.kernels.seal import seal
 from ottserve.workers.core.plan import SampleKey
 from ottserve.workers.engine.engine import Engine
+from ottserve.workers.kv import open_step
 from ottserve.workers.kv.table import POLICIES
 
 G, R = 32, 8
@@ -109,3 +111,18 @@ def test_pages_are_sealed_when_due_and_never_written_again(make_random_engine, m
     at_once = make_random_engine(policy)
     [(pages, _)] = stored_of_prompts(at_once, [make_task(prompt, max_new=2)])
     check_pages(at_once, pages, keys[:, : len(pages) * G])
+
+
+def test_kernels_are_handed_vectors_that_lie_side_by_side(make_random_engine, make_task, run_to_end, monkeypatch):
+    """Two prompts seal in one step; a number repeated by stride 0 would have a GPU read what lies behind it."""
+    seen = []
+
+    def checked(pages, slots, layout, *vectors, **how):
+        seen.append(len(vectors[0]))
+        assert all(vector.is_contiguous() and len(vector) == seen[-1] for vector in vectors)
+        return seal(pages, slots, layout, *vectors, **how)
+
+    monkeypatch.setattr(open_step, "seal", checked)
+    prompts = {"r0": "abcdefgh" * 15, "r1": "hgfedcba" * 15}
+    run_to_end(make_random_engine(), *(make_task(text, request_id=name, max_new=2) for name, text in prompts.items()))
+    assert max(seen) == 2

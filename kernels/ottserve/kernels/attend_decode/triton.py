@@ -31,7 +31,7 @@ from ottserve.kernels.device import (
 )
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.slots import Slots
-from ottserve.kernels.supported import check, check_queries
+from ottserve.kernels.supported import check, check_queries, check_vectors
 
 
 @triton.jit
@@ -204,7 +204,7 @@ def attend_exact(
     return b_max, b_sum, b_acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])  # it differs from step to step
 def attend_split_kernel(
     p_q,
     p_pages,
@@ -358,6 +358,7 @@ def attend_decode(
     """See `ottserve.kernels.attend_decode.attend_decode`. Two launches, no host synchronisation."""
     check(layout, pages, slots)
     check_queries(q, pages.shape[1])
+    check_vectors(num_pages=num_pages, slot_ids=slot_ids, lengths=lengths)
     N, H, D = q.shape
     J, C = slots.tail_k.shape[1:3]
     config = config or launch.decode_config(layout, N, J, H // J, page_table.shape[1], q.device)

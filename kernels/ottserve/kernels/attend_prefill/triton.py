@@ -27,7 +27,7 @@ from ottserve.kernels.device import (
 )
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.slots import Slots
-from ottserve.kernels.supported import check, check_queries
+from ottserve.kernels.supported import check, check_queries, check_vectors
 
 
 @triton.jit
@@ -203,7 +203,7 @@ def attend_chunk(
     return b_max, b_sum, b_acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "stride_table"])  # they differ from step to step
 def attend_history_kernel(
     p_q,
     p_k,
@@ -345,6 +345,7 @@ def attend_prefill(
     """See `ottserve.kernels.attend_prefill.attend_prefill`. One launch, no host synchronisation."""
     check(layout, pages, slots)
     check_queries(q, pages.shape[1])
+    check_vectors(starts=starts, num_pages=num_pages, slot_ids=slot_ids, lengths=lengths)
     for name, tensor in (("k", k), ("v", v)):
         if tensor.stride(2) != 1:
             raise ValueError(f"{name}: strides {tensor.stride()}, the last must be 1")

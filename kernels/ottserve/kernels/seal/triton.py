@@ -12,7 +12,7 @@ from ottserve.kernels import launch
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.quantize.triton import pack_fields, quantize
 from ottserve.kernels.slots import Slots
-from ottserve.kernels.supported import check
+from ottserve.kernels.supported import check, check_vectors
 
 # Sorts behind every score. A score's bits, a positive fp32, sort as it does; the position below them breaks ties.
 LAST_RANK = tl.constexpr(0x7FFFFFFF_FFFFFFFF)
@@ -292,6 +292,7 @@ def seal(
 ) -> None:
     """See `ottserve.kernels.seal.seal`. One launch, no host synchronisation."""
     check(layout, pages, slots)
+    check_vectors(slot_ids=slot_ids, page_ids=page_ids, first_positions=first_positions, pool_sizes=pool_sizes)
     M, J = len(page_ids), pages.shape[1]
     if M == 0:
         return

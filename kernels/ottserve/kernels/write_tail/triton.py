@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ottserve.kernels.slots import Slots
-from ottserve.kernels.supported import check_slots
+from ottserve.kernels.supported import check_slots, check_vectors
 
 
 @triton.jit
@@ -55,6 +55,7 @@ def write_tail_kernel(
 def write_tail(slots: Slots, keys: Tensor, values: Tensor, slot_ids: Tensor, positions: Tensor) -> None:
     """See `ottserve.kernels.write_tail.write_tail`."""
     check_slots(slots)
+    check_vectors(slot_ids=slot_ids, positions=positions)
     for name, tensor in (("keys", keys), ("values", values)):
         if tensor.stride(2) != 1:
             raise ValueError(f"{name}: strides {tensor.stride()}, the last must be 1")

@@ -86,7 +86,7 @@ class OpenStep:
         store = self._store
         write_tail(store.layer_slots[layer], k[part.rows], v[part.rows], part.slot_ids, part.positions)
         if part.seal is not None:
-            pool_sizes = store.pool_sizes[layer].expand(part.seal.slot_ids.numel())
+            pool_sizes = store.pool_sizes[layer].repeat(part.seal.slot_ids.numel())
             self._seal(store.pages[layer], store.layer_slots[layer], part.seal, pool_sizes)
 
     def _seal(self, pages: Tensor, slots: Slots, batch: SealBatch, pool_sizes: Tensor) -> None:
