@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,3 +113,36 @@ def test_a_delay_asked_for_by_a_replica_survives() -> None:
     told = as_ottserve_error(task_error(api.QueueFull("full", 70)))
     assert isinstance(told, api.QueueFull)
     assert told.retry_after_ms == 70
+
+
+class Late:
+    """What Serve hands out for a broadcast to replicas of which some never answer."""
+
+    def __init__(self, *answers: Any) -> None:
+        self._answers = answers
+
+    def options(self, **options: Any) -> Any:
+        return self
+
+    def broadcast(self, method: str) -> Any:
+        return self
+
+    async def _fetch_replica_results_async(self) -> list[Any]:
+        return [SimpleNamespace(get_async=partial(self._give, answer)) for answer in self._answers]
+
+    async def _give(self, answer: Any) -> Any:
+        if answer is None:
+            await asyncio.sleep(60)
+        return answer
+
+
+async def test_one_that_is_late_is_left_out() -> None:
+    handle: Any = Late("10.0.0.1:1", None, "10.0.0.3:1")
+    replicas = RayReplicas(handle, RoutingSettings(), answer_timeout_s=0.05)
+    assert await replicas.metrics_addresses() == ("10.0.0.1:1", "10.0.0.3:1")
+
+
+async def test_when_all_are_late_none_is_there() -> None:
+    handle: Any = Late(None, None)
+    with pytest.raises(api.Unavailable):
+        await RayReplicas(handle, RoutingSettings(), answer_timeout_s=0.05).metrics_addresses()
