@@ -61,6 +61,8 @@ class Surface:
         return self.server.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
+IN_TIME = aiohttp.ClientTimeout(total=30)
+
 Open = Callable[..., Awaitable[Surface]]
 
 
@@ -79,7 +81,7 @@ async def open_surface(start: Any) -> AsyncIterator[Open]:
         url = f"http://127.0.0.1:{gateway.server.http_port}/v1"
         plain = openai.DefaultAsyncHttpxClient(verify=False)  # reading the machine's certificates takes its time
         client = openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0, http_client=plain)
-        opened.append(Surface(gateway.server, client, aiohttp.ClientSession()))
+        opened.append(Surface(gateway.server, client, aiohttp.ClientSession(timeout=IN_TIME)))
         return opened[-1]
 
     yield open_one
