@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -76,6 +77,8 @@ class LocalService:
 def local_service(**settings: object) -> Iterator[LocalService]:
     """Starts a service and ends it, its every process included. `settings` by their names, `__` for a dot.
 
+    Its log stays where it is when something went wrong.
+
     Raises:
         StartFailed: it did not get ready.
     """
@@ -85,6 +88,7 @@ def local_service(**settings: object) -> Iterator[LocalService]:
         yield service
     finally:
         _end(service)
+    shutil.rmtree(service.log.parent)
 
 
 def _start(settings: dict[str, object]) -> LocalService:
