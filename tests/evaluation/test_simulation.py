@@ -23,13 +23,37 @@ from ottserve.workers.models.loading import LoadedModel
 SIMULATED = "ottserve-simulated"
 EXACT_BITS = 16
 SMALL_PAGES = "group=32,window=16"
+PAPER = f"{SMALL_PAGES},preset=paper"
 
 
-def coarse(x: Tensor, bits: int, dim: int) -> Tensor:
+def coarse(x: Tensor, bits: int, dim: int, spec: KVSpec) -> Tensor:
     """`x` through codes of `bits` bits with a scale and a zero along `dim`, both rounded to fp16."""
-    low, high = x.amin(dim, keepdim=True), x.amax(dim, keepdim=True)
-    zero, scale = low.half().float(), ((high - low) / (2**bits - 1)).half().float()
-    return ((x - zero) / scale).round().clamp(0, 2**bits - 1) * scale + zero
+    if dim == 0:
+        return coarse(x.T, bits, 1, spec).T
+    low, high, top = x.amin(1, keepdim=True), x.amax(1, keepdim=True), 2**bits - 1
+    if bits == 1 and spec.fit_rounds:
+        away = (x - x.mean(1, keepdim=True)).abs().mean(1, keepdim=True)
+        low, high = x.mean(1, keepdim=True) - away, x.mean(1, keepdim=True) + away
+    zero, scale = low.half().float(), ((high - low) / top).half().float()
+    for _ in range(spec.fit_rounds):
+        codes = ((x - zero) / scale).round().clamp(0, top)
+        scale, zero = line(codes, x)
+    codes = ((x - zero) / scale).round().clamp(0, top)
+    if spec.unbiased:
+        slope, _ = line(x, codes, stored=False)
+        scale = (1 / slope).half().float()
+        zero = (x.mean(1, keepdim=True) - scale * codes.mean(1, keepdim=True)).half().float()
+    return codes * scale + zero
+
+
+def line(x: Tensor, y: Tensor, *, stored: bool = True) -> tuple[Tensor, Tensor]:
+    """Slope and offset of the least-squares line of each row of `y` over `x`, by the normal equations in float64."""
+    x, y = x.double(), y.double()
+    n, sum_x, sum_y = x.shape[1], x.sum(1, keepdim=True), y.sum(1, keepdim=True)
+    slope = (n * (x * y).sum(1, keepdim=True) - sum_x * sum_y) / (n * (x * x).sum(1, keepdim=True) - sum_x**2)
+    slope = slope.half().double() if stored else slope
+    offset = (sum_y - slope * sum_x) / n
+    return slope.float(), offset.half().float() if stored else offset.float()
 
 
 def turn(x: Tensor) -> Tensor:
@@ -63,7 +87,7 @@ def sealed(keys: Tensor, values: Tensor, spec: KVSpec, pool_size: int) -> tuple[
             rows, others = tensor[group].clone(), [i for i in range(spec.group) if i not in admitted]
             filled = rows.clone()
             filled[admitted] = rows[others].mean(0)
-            tensor[group] = filled if bits == EXACT_BITS else coarse(filled, bits, dim)
+            tensor[group] = filled if bits == EXACT_BITS else coarse(filled, bits, dim, spec)
             tensor[group][admitted] = rows[admitted]
     return keys, values
 
@@ -122,12 +146,14 @@ def kl(expected: Tensor, found: Tensor) -> Tensor:
     [
         f"fp16:{SMALL_PAGES}",
         f"kivi:{SMALL_PAGES}",
+        f"ott:{PAPER}",
+        f"ott:{PAPER},keep=largest",
+        f"ott:{PAPER},plain_layers=",
+        f"ott:{PAPER},plain_layers=,evicted=3",
+        f"ott:{PAPER},k_bits=4,v_bits=1",
+        f"ott:{PAPER},rotate_values=true",
         f"ott:{SMALL_PAGES}",
-        f"ott:{SMALL_PAGES},keep=largest",
-        f"ott:{SMALL_PAGES},plain_layers=",
-        f"ott:{SMALL_PAGES},plain_layers=,evicted=3",
-        f"ott:{SMALL_PAGES},k_bits=4,v_bits=1",
-        f"ott:{SMALL_PAGES},rotate_values=true",
+        f"ott:{PAPER},unbiased=true",
     ],
 )
 def test_stores_and_simulation_agree(tiny_model: LoadedModel, token_ids: tuple[int, ...], name: str) -> None:
@@ -139,8 +165,14 @@ def test_stores_and_simulation_agree(tiny_model: LoadedModel, token_ids: tuple[i
 
 def test_policies_are_told_apart(tiny_model: LoadedModel, token_ids: tuple[int, ...]) -> None:
     """What agreement is worth: each policy is far from the simulation of any other."""
-    variants = ("fp16", "kivi", "ott", "ott:keep=largest", "ott:rotate_values=true")
-    names = [f"{name}{',' if ':' in name else ':'}{SMALL_PAGES}" for name in variants]
+    own = [f"ott:{PAPER}{setting}" for setting in ("", ",keep=largest", ",rotate_values=true")]
+    names = [
+        f"fp16:{SMALL_PAGES}",
+        f"kivi:{SMALL_PAGES}",
+        *own,
+        f"ott:{SMALL_PAGES}",
+        f"ott:{SMALL_PAGES},unbiased=false",
+    ]
     served = [serve(tiny_model, name, token_ids) for name in names]
     for index, (_, spec) in enumerate(served):
         simulated = simulate(tiny_model, spec, token_ids)
@@ -150,7 +182,7 @@ def test_policies_are_told_apart(tiny_model: LoadedModel, token_ids: tuple[int, 
 
 def test_small_evicted_pool_freezes_heads(tiny_model: LoadedModel, token_ids: tuple[int, ...]) -> None:
     """The case with three evicted places is one that runs out of them."""
-    stream = TextStream(tiny_model, parse_policy(f"ott:{SMALL_PAGES},plain_layers=,evicted=3").cache, len(token_ids))
+    stream = TextStream(tiny_model, parse_policy(f"ott:{PAPER},plain_layers=,evicted=3").cache, len(token_ids))
     for cut in pieces([stream.spec], len(token_ids)):
         stream.advance(token_ids[cut.start : cut.stop])
     assert stream.num_frozen_heads > 0

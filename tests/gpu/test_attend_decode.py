@@ -20,6 +20,8 @@ LAYOUTS = [
 LAYOUTS += [PageLayout(128, head_size, 2, 2) for head_size in (64, 80, 96, 256)]
 LAYOUTS += [PageLayout(128, 128, 2, 2, 4, BRAIN), PageLayout(32, 64, 1, 2), PageLayout(64, 64, 2, 2)]
 LAYOUTS += [PageLayout(256, 128, 2, 2)]
+LAYOUTS += [PageLayout(128, 128, 2, 2, 1, BRAIN, 32, 2), PageLayout(128, 64, 1, 2, 2, HALF, 32, 2)]
+LAYOUTS += [PageLayout(256, 64, 1, 1, 1, HALF, 16, 1)]
 
 
 def run(q, state: CacheState, layout, config=None):

@@ -14,7 +14,7 @@ from ottserve.kernels.slots import Slots
 pytestmark = pytest.mark.gpu
 
 
-def sealed(op, layout, device, fit_rounds=0, num_pairs=6, groups=3, keep="smallest"):
+def sealed(op, layout, device, fit_rounds=0, num_pairs=6, groups=3, keep="smallest", unbiased=False):
     generator = torch.Generator(device).manual_seed(0)
     capacity, heads = layout.group + 32, 4
     slots = make_slots(num_pairs + 2, heads, capacity, 5, layout.head_size, layout.exact_dtype, device)
@@ -25,7 +25,7 @@ def sealed(op, layout, device, fit_rounds=0, num_pairs=6, groups=3, keep="smalle
             tail[1 : num_pairs + 1] = drawn.to(tail.dtype)
         numbers = torch.arange(1, num_pairs + 1, dtype=torch.int32, device=device)
         first = torch.full_like(numbers, group * layout.group)
-        op(pages, slots, layout, numbers, numbers + group * num_pairs, first, numbers % 4, keep, fit_rounds)
+        op(pages, slots, layout, numbers, numbers + group * num_pairs, first, numbers % 4, keep, fit_rounds, unbiased)
     return pages, slots
 
 
@@ -45,6 +45,18 @@ def test_equals_the_reference(head_size, bits, fit_rounds, device) -> None:
         error = relative_error(dequantize(pages[live], layout), dequantize(expected[live], layout))
         assert error < (2e-2 if fit_rounds else 2e-3)
     assert (pages[[0, 19, 20]] == POISON_WORD).all()
+
+
+@pytest.mark.parametrize("fine", [(16, 2), (32, 1)], ids=str)
+@pytest.mark.parametrize("bits", [(1, 1), (2, 2)], ids=str)
+def test_fine_channels_and_unbiased_scales_equal_the_reference(bits, fine, device) -> None:
+    layout = PageLayout(128, 64, *bits, 1, torch.bfloat16, *fine)
+    pages, _ = sealed(triton.seal, layout, device, 4, unbiased=True)
+    expected, _ = sealed(reference.seal, layout, device, 4, unbiased=True)
+    live = slice(1, 19)
+    assert torch.equal(layout.fine_channels(pages[live]), layout.fine_channels(expected[live]))
+    for dequantize in (dequantize_keys, dequantize_values):
+        assert relative_error(dequantize(pages[live], layout), dequantize(expected[live], layout)) < 2e-2
 
 
 def test_padding_pairs_touch_only_the_dummies(device) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from ottserve.workers.kv.presets import PRESETS
 from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.kv.table import resolve_spec
 from ottserve.workers.settings import CacheSettings
@@ -32,3 +34,49 @@ def test_fine_channels_by_hand() -> None:
     spec = resolve_spec(CacheSettings(k_fine=16, v_bits=1), SHAPE)
     keys = 128 * 64 * 2 // 8 + 128 * 16 * 2 // 8 + 16 + 64 * 4
     assert spec.page_head_bytes == keys + 128 * 64 // 8 + 128 * 4 + 16
+
+
+@pytest.mark.parametrize(
+    ("preset", "bits"),
+    [("paper", 2.383), ("balanced", 2.383), ("smallest", 1.449), ("fine", 2.641), ("accurate", 3.383)],
+)
+def test_presets_have_the_bits_that_are_told_of_them(preset: str, bits: float) -> None:
+    assert resolve_spec(CacheSettings(preset=preset), SHAPE).bits_per_element == pytest.approx(bits, abs=5e-4)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
+def test_every_preset_suits_every_head_size(preset: str, head_size: int) -> None:
+    spec = resolve_spec(CacheSettings(preset=preset), replace(SHAPE, head_size=head_size))
+    assert spec.k_fine <= head_size / 4
+
+
+def test_balanced_is_the_default_and_costs_what_the_paper_does() -> None:
+    default, paper = (resolve_spec(CacheSettings(preset=preset), SHAPE) for preset in (None, "paper"))
+    assert default == resolve_spec(CacheSettings(preset="balanced"), SHAPE)
+    assert (default.unbiased, paper.unbiased, paper.fit_rounds, paper.rotate_values) == (True, False, 0, False)
+    assert (default.page_bytes, default.slot_bytes) == (paper.page_bytes, paper.slot_bytes)
+
+
+def test_what_is_set_wins_over_the_preset() -> None:
+    chosen = CacheSettings(preset="smallest", group=64, k_fine=0, unbiased=False, v_bits=2)
+    spec = resolve_spec(chosen, SHAPE)
+    assert (spec.group, spec.k_bits, spec.v_bits, spec.k_fine, spec.unbiased, spec.fit_rounds) == (
+        64,
+        1,
+        2,
+        0,
+        False,
+        8,
+    )
+
+
+def test_kivi_stays_as_published() -> None:
+    spec = resolve_spec(CacheSettings(policy="kivi"), SHAPE)
+    assert (spec.fit_rounds, spec.unbiased, spec.rotate_values) == (0, False, False)
+
+
+def test_a_model_that_can_not_be_rotated_is_served_unrotated_unless_asked_by_name() -> None:
+    shape = replace(SHAPE, can_rotate=False)
+    assert not resolve_spec(CacheSettings(), shape).rotate_values
+    assert resolve_spec(CacheSettings(rotate_values=True), shape).rotate_values  # refused when it is folded

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from ottserve.workers.kv.table import HEAD_SIZES
-from ottserve.workers.models.rotation import hadamard, rotate_values
+from ottserve.workers.models.rotation import can_rotate, hadamard, rotate_values
 from ottserve.workers.models.support import model_shape
 
 TINY = {
@@ -34,6 +34,7 @@ def test_a_model_answers_the_same_and_stores_turned_values() -> None:
     model = Qwen2ForCausalLM(Qwen2Config(**TINY)).eval()
     for layer in model.model.layers:
         layer.self_attn.v_proj.bias.normal_()
+    assert can_rotate(model)
     rotated = rotate_values(model, model_shape(model.config))
     ids, hidden = torch.arange(9)[None], torch.randn(5, 48)
     expected = model(ids).logits
@@ -52,5 +53,7 @@ def test_all_other_weights_are_shared() -> None:
 
 def test_a_model_without_value_matrix_is_refused_by_name() -> None:
     config = Phi3Config(**TINY)
+    model = Phi3ForCausalLM(config)
+    assert not can_rotate(model)
     with pytest.raises(ValueError, match=r"cache.rotate_values=True: Phi3Attention"):
-        rotate_values(Phi3ForCausalLM(config), model_shape(config))
+        rotate_values(model, model_shape(config))

@@ -39,7 +39,7 @@ class TextStream:
             scheduler=SchedulerSettings(max_running=1),  # type: ignore[call-arg]
         )
         self._store = make_store(settings, model)
-        self._runner = Runner((model.with_rotated_values() if cache.rotate_values else model).module, self._store)
+        self._runner = Runner((model.with_rotated_values() if self.spec.rotate_values else model).module, self._store)
         self._num_stored = 0
 
     @property

@@ -18,6 +18,9 @@ def _number(value: object) -> object:
 CodeBits = Annotated[Literal[1, 2, 4, 8, 16], BeforeValidator(_number)]
 
 
+Preset = Literal["paper", "balanced", "smallest", "fine", "accurate"]
+
+
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown names."""
 
@@ -44,25 +47,34 @@ class CacheSettings(Section):
     """How keys and values are stored (kernels/README.md has the letters)."""
 
     policy: Literal["ott", "kivi", "fp16"] = Field("ott", description="Outlier tracing, plain 2-bit, or 16 bit.")
-    k_bits: CodeBits | None = Field(None, description="Bits of a stored key element; default 2, or 16 for fp16.")
-    v_bits: CodeBits | None = Field(None, description="Bits of a stored value element; default 2, or 16 for fp16.")
-    group: int = Field(128, description="G, tokens of a page; a power of two from 32 to 256.")
+    preset: Preset | None = Field(
+        None, description="What the settings of the quantiser are where not set; default balanced, for kivi paper."
+    )
+    k_bits: CodeBits | None = Field(None, description="Bits of a stored key element; default as the preset's.")
+    v_bits: CodeBits | None = Field(None, description="Bits of a stored value element; default as the preset's.")
+    group: int | None = Field(
+        None, description="G, tokens of a page; a power of two from 32 to 256; default 128, or the preset's."
+    )
     window: int = Field(32, ge=1, description="R, newest tokens that always stay exact.")
     pool: int | None = Field(None, ge=0, description="O, outlier tokens kept exact per layer and KV head; default 3.")
     evicted: int | None = Field(None, ge=0, description="E, places for tokens that lost their pool place; default 32.")
     plain_layers: tuple[int, ...] = Field((0, 1), description="Layers that trace no outliers.")
     keep: Literal["smallest", "largest"] = Field("smallest", description="Which key norms are the outliers.")
     k_subgroups: int = Field(1, ge=1, description="Parts of a group with a key scale of their own.")
-    k_fine: int = Field(0, ge=0, description="Key channels a page gives longer codes: those that vary most in it.")
-    k_fine_bits: Annotated[Literal[1, 2, 4], BeforeValidator(_number)] = Field(
-        2, description="Bits that the codes of these channels are longer by."
+    k_fine: int | None = Field(
+        None, ge=0, description="Key channels a page gives longer codes, those that vary most in it; as the preset's."
     )
-    fit_rounds: int = Field(0, ge=0, le=32, description="Least-squares rounds of the quantiser; 0 is min/max.")
-    unbiased: bool = Field(
-        False, description="Widen scales until codes keep the spread of what they stand for; attention averages noise."
+    k_fine_bits: Annotated[Literal[1, 2, 4], BeforeValidator(_number)] | None = Field(
+        None, description="Bits that the codes of these channels are longer by; default as the preset's."
     )
-    rotate_values: bool = Field(
-        False, description="Spread large channels of values by a rotation folded into the weights."
+    fit_rounds: int | None = Field(
+        None, ge=0, le=32, description="Least-squares rounds of the quantiser, 0 is min/max; default as the preset's."
+    )
+    unbiased: bool | None = Field(
+        None, description="Widen scales until codes keep the spread of what they stand for; default as the preset's."
+    )
+    rotate_values: bool | None = Field(
+        None, description="Spread large value channels by a rotation folded into the weights; default as the preset's."
     )
     memory_bytes: int | None = Field(None, ge=1, description="Memory of pages and slots; default: see docs.")
     num_pages: int | None = Field(None, ge=2, description="Pages, instead of what memory_bytes gives.")
@@ -123,8 +135,8 @@ class EngineSettings(Section):
         cache = self.cache
         if cache.policy == "fp16" and {cache.k_bits, cache.v_bits} - {None, 16}:
             raise ValueError(f"cache.k_bits={cache.k_bits}, cache.v_bits={cache.v_bits}: policy fp16 stores 16 bits")
-        if cache.policy == "fp16" and cache.k_fine:
-            raise ValueError(f"cache.k_fine={cache.k_fine}: policy fp16 stores 16 bits")
+        if cache.policy == "fp16" and (cache.k_fine or cache.preset):
+            raise ValueError(f"cache.preset={cache.preset}, cache.k_fine={cache.k_fine}: policy fp16 stores 16 bits")
         if cache.policy != "ott" and (cache.pool or cache.evicted):
             raise ValueError(
                 f"cache.pool={cache.pool}, cache.evicted={cache.evicted}: policy {cache.policy} has no pool"

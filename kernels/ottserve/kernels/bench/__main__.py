@@ -23,7 +23,12 @@ from ottserve.kernels.bench.timing import copy_bandwidth
 from ottserve.kernels.layout import PageLayout
 
 GATE = [PageLayout(128, 128, 2, 2), PageLayout(128, 128, 4, 4), PageLayout(128, 128, 1, 1), exact(128)]
-GATE += [PageLayout(128, 64, 2, 2), PageLayout(128, 128, 2, 2, 1, torch.bfloat16)]
+GATE += [
+    PageLayout(128, 128, 2, 2, k_fine=32),
+    PageLayout(128, 64, 1, 2, k_fine=32),
+    PageLayout(128, 64, 2, 2),
+    PageLayout(128, 128, 2, 2, 1, torch.bfloat16),
+]
 LARGE = Shape(32, 32768)
 LARGE_SHARE = 0.9
 SHAPES = [LARGE, Shape(128, 8192), Shape(1, 131072), Shape(8, 8192), Shape(8, 2048), Shape(8, 1024), Shape(1, 2048)]

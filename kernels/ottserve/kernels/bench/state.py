@@ -44,6 +44,8 @@ def random_pages(num_pages: int, num_kv_heads: int, layout: PageLayout, device: 
     for numbers in scales:
         numbers.copy_(torch.rand(numbers.shape, device=device) + 0.5)
     layout.mask_words(pages).zero_()
+    if layout.k_fine:
+        layout.fine_channels(pages).copy_(torch.arange(layout.k_fine, device=device))
     return pages
 
 

@@ -53,7 +53,7 @@ def make_engine(settings: EngineSettings, model: LoadedModel, progress: Progress
     Raises:
         ValueError: as `load_engine`, but for the model.
     """
-    if settings.cache.rotate_values:
+    if resolve_spec(settings.cache, model.shape).rotate_values:
         model = model.with_rotated_values()
     elif keep_model:
         model = model.shared()

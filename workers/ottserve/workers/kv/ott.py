@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ottserve.workers.core.kvspec import KVSpec
+from ottserve.workers.kv.presets import quantiser
 from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.settings import CacheSettings
 
@@ -11,24 +12,25 @@ DEFAULT_EVICTED = 32
 
 
 def ott(cache: CacheSettings, shape: ModelShape) -> KVSpec:
-    """The paper's settings where the operator gave none: O = 3, E = 32, layers 0 and 1 plain."""
+    """The paper's pool where the operator gave none: O = 3, E = 32, layers 0 and 1 plain."""
+    chosen = quantiser(cache, shape, default="balanced")
     return KVSpec(
         policy="ott",
         num_layers=shape.num_layers,
         num_kv_heads=shape.num_kv_heads,
         head_size=shape.head_size,
-        group=cache.group,
+        group=chosen.group,
         window=cache.window,
-        k_bits=cache.k_bits or 2,
-        v_bits=cache.v_bits or 2,
+        k_bits=chosen.k_bits,
+        v_bits=chosen.v_bits,
         k_subgroups=cache.k_subgroups,
-        k_fine=cache.k_fine,
-        k_fine_bits=cache.k_fine_bits,
+        k_fine=chosen.k_fine,
+        k_fine_bits=chosen.k_fine_bits,
         pool=DEFAULT_POOL if cache.pool is None else cache.pool,
         evicted=DEFAULT_EVICTED if cache.evicted is None else cache.evicted,
         plain_layers=tuple(layer for layer in cache.plain_layers if layer < shape.num_layers),
         keep=cache.keep,
-        fit_rounds=cache.fit_rounds,
-        unbiased=cache.unbiased,
-        rotate_values=cache.rotate_values,
+        fit_rounds=chosen.fit_rounds,
+        unbiased=chosen.unbiased,
+        rotate_values=chosen.rotate_values,
     )

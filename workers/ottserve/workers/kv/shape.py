@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """L, J and D of a model (kernels/README.md), and its query heads H."""
+    """L, J and D of a model (kernels/README.md), its query heads H, and whether its values can be rotated."""
 
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_size: int
+    can_rotate: bool = True

@@ -8,12 +8,12 @@ from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.kv.fp16 import fp16
 from ottserve.workers.kv.kivi import kivi
 from ottserve.workers.kv.ott import ott
+from ottserve.workers.kv.presets import FINE_CHANNELS
 from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.settings import CacheSettings
 
 POLICIES: dict[str, Callable[[CacheSettings, ModelShape], KVSpec]] = {"fp16": fp16, "kivi": kivi, "ott": ott}
 
-FINE_CHANNELS = (0, 16, 32, 64, 128)
 LONGEST_CODE = 8
 GROUPS = (32, 64, 128, 256)
 HEAD_SIZES = (64, 80, 96, 128, 256)

@@ -13,7 +13,7 @@ from ottserve.workers.api import ModelInfo, TokenizerFiles
 from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.models.attention import IMPLEMENTATION, register
 from ottserve.workers.models.random_model import number_tokenizer, random_model
-from ottserve.workers.models.rotation import rotate_values
+from ottserve.workers.models.rotation import can_rotate, rotate_values
 from ottserve.workers.models.source import RANDOM_MODEL, TOY_MODEL, ModelSource, find_source
 from ottserve.workers.models.support import model_shape, refuse_unsupported
 from ottserve.workers.models.toy import toy_model, toy_tokenizer
@@ -69,7 +69,7 @@ def load_model(settings: ModelSettings, progress: Progress) -> LoadedModel:
     return LoadedModel(
         module=module,
         info=_describe(module, source, settings.name or source.name, context),
-        shape=model_shape(module.config),
+        shape=replace(model_shape(module.config), can_rotate=can_rotate(module)),
         tokenizer=_tokenizer_files(source, module.config.vocab_size),
         device=device,
         dtype=module.dtype,

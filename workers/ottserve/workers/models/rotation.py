@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ottserve.workers.kv.shape import ModelShape
+from ottserve.workers.models.support import model_shape
 from ottserve.workers.models.tuning import share
 
 PALEY_PRIMES = {12: 11, 20: 19}  # orders of Hadamard matrices that are no power of two, and what they are made from
@@ -39,6 +40,16 @@ def rotate_values(module: PreTrainedModel, shape: ModelShape) -> PreTrainedModel
             values.bias = _frozen(_turn_rows(values.bias[:, None], H)[:, 0])
         output.weight = _frozen(_turn_rows(output.weight.T, H).T)
     return rotated
+
+
+def can_rotate(module: PreTrainedModel) -> bool:
+    """Whether `rotate_values` would do it."""
+    try:
+        pairs = _value_and_output(module)
+        hadamard(model_shape(module.config).head_size)
+    except ValueError:
+        return False
+    return bool(pairs)
 
 
 @cache

@@ -1,0 +1,58 @@
+"""Named ways to quantise, to begin from: what the operator sets by name wins. Their measures are in docs/quality.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from ottserve.workers.kv.shape import ModelShape
+from ottserve.workers.settings import CacheSettings, Preset
+
+FINE_CHANNELS = (0, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiser:
+    """What pages hold of keys and values; the fields are those of `KVSpec`."""
+
+    group: int = 128
+    k_bits: int = 2
+    v_bits: int = 2
+    k_fine: int = 0
+    k_fine_bits: int = 2
+    fit_rounds: int = 0
+    unbiased: bool = False
+    rotate_values: bool = False
+
+
+BALANCED = Quantiser(fit_rounds=8, unbiased=True, rotate_values=True)
+
+PRESETS: dict[Preset, Quantiser] = {
+    "paper": Quantiser(),
+    "balanced": BALANCED,
+    "smallest": replace(BALANCED, group=256, k_bits=1, v_bits=1, k_fine_bits=1),
+    "fine": BALANCED,
+    "accurate": replace(BALANCED, k_bits=4),
+}
+FINE_PRESETS = ("smallest", "fine")
+FINE_SHARE = 4
+"""One key channel in so many is a fine one under a preset that has any."""
+
+
+def quantiser(cache: CacheSettings, shape: ModelShape, default: Preset) -> Quantiser:
+    """The preset that the settings name, or `default`, with what else they name in its place.
+
+    A preset rotates values only where the model's weights allow it; asked for by name, it is tried and refused.
+    """
+    name = cache.preset or default
+    preset = PRESETS[name]
+    if name in FINE_PRESETS:
+        preset = replace(preset, k_fine=_fine_channels(shape.head_size))
+    if not shape.can_rotate:
+        preset = replace(preset, rotate_values=False)
+    asked = {field.name: getattr(cache, field.name) for field in fields(Quantiser)}
+    return replace(preset, **{field: value for field, value in asked.items() if value is not None})
+
+
+def _fine_channels(head_size: int) -> int:
+    """The largest number that is possible of at most the preset's share."""
+    return max(number for number in FINE_CHANNELS if number * FINE_SHARE <= max(head_size, 16 * FINE_SHARE))
