@@ -133,11 +133,12 @@ def test_aligned_chunks_do_not_depend_on_the_budget(make_random_engine, make_tas
 
 
 def test_before_the_first_seal_every_policy_says_what_16_bit_says(make_random_engine, make_task, logits_of):
-    """The same keys and values are read; only the order of summation differs, with the places that are empty."""
+    """The same keys and values are read; only the order of summation differs, with the places that are empty. Values
+    that lie rotated are rounded to 16 bit there: another rounding of the same size, 2⁻¹¹ of the largest channel."""
     task = make_task(PROMPT[:5], max_new=G + R - 5)
     exact, *others = (logits_of(make_random_engine(policy), task) for policy in ("fp16", "kivi", "ott"))
-    for logits in others:
-        assert (logits - exact).abs().max() < 1e-4 * exact.abs().max()
+    for logits, limit in zip(others, (1e-4, 2e-3), strict=True):
+        assert (logits - exact).abs().max() < limit * exact.abs().max()
 
 
 def divergence(logits: Tensor, reference: Tensor) -> Tensor:

@@ -76,7 +76,8 @@ def test_a_batch_of_unequal_lengths_is_stored_as_each_alone(make_random_engine, 
 
 
 def check_pages(engine: Engine, pages: Tensor, keys: Tensor) -> None:
-    """Each page holds the keys `[J, t, D]` of its own group: half a step off, but for those left to the outliers."""
+    """Each page holds the keys `[J, t, D]` of its own group: half a step off, but for those left to the outliers and the few
+    beyond the outermost level, which a fit does not stretch to them."""
     layout = engine._store.layout
     error = (dequantize_keys(pages, layout) - keys.unflatten(1, (-1, G)).transpose(0, 1)).abs()
     if layout.k_bits == 16:
@@ -84,7 +85,9 @@ def check_pages(engine: Engine, pages: Tensor, keys: Tensor) -> None:
         return
     step, _ = layout.key_scales(pages)
     sealed = ~replaced_tokens(pages, layout)[..., None]
-    assert ((error <= 0.51 * step + 1e-2) | ~sealed).all() and sealed.double().mean() > 0.8
+    is_near = (error <= 0.51 * step + 1e-2) | ~sealed
+    assert is_near.double().mean() > 0.9 and ((error < 2 * step) | ~sealed).all()
+    assert sealed.double().mean() > 0.8
 
 
 @pytest.mark.parametrize("policy", POLICIES)
