@@ -19,10 +19,13 @@ NUM_TOKENS = 416  # G + R and two groups more
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # half a minute on a machine with nothing else to do
-def test_tracing_small_keys_beats_none_and_large_ones() -> None:
+def test_each_step_from_plain_codes_to_the_presets_loses_less() -> None:
+    """No tracing or the wrong tokens, the paper's, its pages with unbiased fitted levels, then fine channels."""
     model = load_model(ModelSettings(), lambda message: None)
     token_ids = Tokenizer.from_str(model.tokenizer.tokenizer_json).encode(LICENCE.read_text()).ids[:NUM_TOKENS]
-    rows = parse_policies("kivi ott ott:keep=largest")
+    rows = parse_policies("kivi ott:preset=paper,keep=largest ott:preset=paper ott:preset=balanced ott:preset=fine")
     outcomes = sweep(model, rows, TokenisedText("licence", tuple(token_ids)), lambda num_tokens: None)
-    kl = {outcome.policy: outcome.quality.kl for outcome in outcomes}
-    assert kl["ott"] < 0.8 * min(kl["kivi"], kl["ott:keep=largest"]), kl
+    plain, largest, paper, balanced, fine = (outcome.quality.kl for outcome in outcomes)
+    assert paper < 0.8 * min(plain, largest), (plain, largest, paper)
+    assert balanced < 0.5 * paper, (paper, balanced)
+    assert fine < 0.5 * balanced, (balanced, fine)

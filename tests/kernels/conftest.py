@@ -68,11 +68,12 @@ class Cache:
         evicted: int = 8,
         keep: Literal["smallest", "largest"] = "smallest",
         fit_rounds: int = 0,
+        unbiased: bool = False,
         num_pages: int = 32,
         num_slots: int = 6,
     ) -> None:
         self.layout, self.heads, self.window, self.pool = layout, heads, window, pool
-        self.keep, self.fit_rounds = keep, fit_rounds
+        self.keep, self.fit_rounds, self.unbiased = keep, fit_rounds, unbiased
         self.pages = torch.full((num_pages, heads, layout.words), POISON_WORD, dtype=torch.int16)
         rows = pool + evicted if pool else 0
         self.slots = poisoned_slots(num_slots, heads, self.capacity, layout.head_size, rows, layout.exact_dtype)
@@ -120,7 +121,7 @@ class Cache:
         first = len(sequence.page_ids) * self.layout.group
         seal(
             self.pages, self.slots, self.layout, ids(slot_id), ids(page_id), ids(first), ids(self.pool),
-            self.keep, self.fit_rounds,
+            self.keep, self.fit_rounds, unbiased=self.unbiased,
         )  # fmt: skip
         sequence.page_ids.append(page_id)
 

@@ -251,3 +251,19 @@ def test_fine_channels_fit_better_than_none(make_cache: Any, kit: Any) -> None:
         cache.append(1, keys, values)
         errors.append((cache.stored(1)[0] - keys.double()).square().sum())
     assert errors[1] < 0.85 * errors[0]
+
+
+def test_only_keys_of_one_bit_stay_as_fitted(make_cache: Any, kit: Any) -> None:
+    """Widened scales change 2-bit keys and 1-bit values, and of 1-bit keys only the fine channels' longer codes."""
+    keys, values = kit.random_tokens(G + R, 1, 64)
+    pages = {}
+    for bits in (1, 2):
+        layout = PageLayout(G, 64, bits, bits, k_fine=16, k_fine_bits=1)
+        for unbiased in (False, True):
+            cache = make_cache(layout, heads=1, window=R, pool=0, fit_rounds=8, unbiased=unbiased)
+            cache.append(1, keys, values)
+            page = cache.pages[cache.sequences[1].page_ids[0], 0]
+            pages[bits, unbiased] = layout.key_scales(page)[0][0], layout.value_scales(page)[0]
+    is_wider = [pages[bits, True][0] > pages[bits, False][0] for bits in (1, 2)]
+    assert (is_wider[0].sum(), is_wider[1].sum()) == (16, 64)
+    assert all((pages[bits, True][1] > pages[bits, False][1]).all() for bits in (1, 2))

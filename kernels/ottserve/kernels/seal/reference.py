@@ -95,6 +95,7 @@ def _quantize_keys(
     keys: Tensor, layout: PageLayout, bits: int, fit_rounds: int, unbiased: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes uint8 `[..., G, n]`, scale and zero fp16 `[..., k_subgroups, n]` of keys `[..., G, n]`."""
+    unbiased = unbiased and bits > 1
     parts = keys.unflatten(-2, (layout.k_subgroups, layout.group // layout.k_subgroups))
     codes, scale, zero = quantize(parts, bits, -2, fit_rounds, unbiased=unbiased)
     return codes.flatten(-3, -2), scale, zero
