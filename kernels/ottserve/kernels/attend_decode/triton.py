@@ -33,6 +33,9 @@ from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.slots import Slots
 from ottserve.kernels.supported import check, check_queries, check_vectors
 
+VECTORS = ["p_page_table", "p_num_pages", "p_slot_ids", "p_lengths", "p_outlier_count"]
+"""Read a number at a time, anywhere in a step's buffer: were the code to depend on where, every step would compile."""
+
 
 @triton.jit
 def load_queries(p_q, o_d, o_heads, GQA: tl.constexpr, D: tl.constexpr, stride_head):
@@ -204,7 +207,7 @@ def attend_exact(
     return b_max, b_sum, b_acc
 
 
-@triton.jit(do_not_specialize=["stride_table"])  # it differs from step to step
+@triton.jit(do_not_specialize=["stride_table"], do_not_specialize_on_alignment=VECTORS)
 def attend_split_kernel(
     p_q,
     p_pages,
@@ -305,7 +308,7 @@ def attend_split_kernel(
     tl.store(p_part + o_heads[None, :] * D + o_d[:, None], b_out, mask=m_heads[None, :] & (o_d < D)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def merge_splits_kernel(
     p_part,
     p_part_max,

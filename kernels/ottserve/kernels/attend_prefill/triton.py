@@ -29,6 +29,9 @@ from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.slots import Slots
 from ottserve.kernels.supported import check, check_queries, check_vectors
 
+VECTORS = ["p_starts", "p_page_table", "p_num_pages", "p_slot_ids", "p_lengths", "p_outlier_count"]
+"""Read a number at a time, anywhere in a step's buffer: were the code to depend on where, every step would compile."""
+
 
 @triton.jit
 def find_block(p_starts, i_block, N, TOKENS: tl.constexpr):
@@ -203,7 +206,7 @@ def attend_chunk(
     return b_max, b_sum, b_acc
 
 
-@triton.jit(do_not_specialize=["N", "stride_table"])  # they differ from step to step
+@triton.jit(do_not_specialize=["N", "stride_table"], do_not_specialize_on_alignment=VECTORS)
 def attend_history_kernel(
     p_q,
     p_k,

@@ -17,6 +17,18 @@ from ottserve.kernels.supported import check, check_vectors
 # Sorts behind every score. A score's bits, a positive fp32, sort as it does; the position below them breaks ties.
 LAST_RANK = tl.constexpr(0x7FFFFFFF_FFFFFFFF)
 
+VECTORS = [
+    "p_slot_ids",
+    "p_page_ids",
+    "p_first_positions",
+    "p_pool_sizes",
+    "p_score",
+    "p_position",
+    "p_count",
+    "p_frozen",
+]
+"""Read a few numbers at a time, and anywhere: the code must not depend on where, or every step and layer compiles."""
+
 
 @triton.jit
 def ranks(b_scores, o_order, KEEP_SMALLEST: tl.constexpr):
@@ -215,7 +227,7 @@ def seal_values(
             tl.store(p_scale + LAYOUT.group, b_zero.to(tl.float16))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=VECTORS)
 def seal_kernel(
     p_pages,
     p_tail_k,

@@ -19,7 +19,7 @@ def narrow(b_x, LIMIT: tl.constexpr, DTYPE: tl.constexpr):
     return tl.clamp(b_x.to(tl.float32), -LIMIT, LIMIT).to(DTYPE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["p_slot_ids", "p_positions"])  # views of a step's buffer, at any place
 def write_tail_kernel(
     p_keys,
     p_values,
