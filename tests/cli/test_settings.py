@@ -37,6 +37,7 @@ def test_flags_win_over_environment_and_that_over_the_file(config: Path, monkeyp
         (["--gateway.port", "70000"], "gateway.port"),
         (["--gateway.port", "9464"], "metrics.port=9464"),
         (["--metrics.port", "50051"], "metrics.port=50051"),
+        (["--metrics.port", "8000"], "metrics.port=8000"),
         (["--metrics.port", "5000", "--deployment.num_replicas", "2"], "the 2 replicas"),
         (["--scheduler.max_running"], "scheduler.max_running"),
         (["stray"], "stray"),

@@ -144,6 +144,7 @@ def _ready_message(settings: ServeSettings, served: dict[str, Any], took_s: floa
         f"policy {served['policy']}, {served['bits_per_element']:.2f} bits a cached element, "
         f"room for {served['token_capacity']:,} tokens\n"
         f"  gRPC     {target}\n"
+        f"{_openai_line(settings)}"
         f"  metrics  http://127.0.0.1:{settings.gateway.metrics.port}/metrics, replicas by /sd\n"
         f'  try      {command} generate "What is the capital of France?"{options}\n'
         f"           {command} chat{options}\n"
@@ -164,9 +165,10 @@ def _client_options(gateway: GatewaySettings, target: str) -> str:
 
 def _openai_line(settings: ServeSettings) -> str:
     """Where OpenAI's clients go, if anywhere."""
-    scheme = "https" if settings.gateway.tls.certificate else "http"
-    port = settings.gateway.http_port
-    return f"  OpenAI   {scheme}://127.0.0.1:{port}/v1\n" if port else ""
+    gateway = settings.gateway
+    scheme = "https" if gateway.tls.certificate else "http"
+    address = f"{scheme}://{_reachable(gateway.http_host)}:{gateway.http_port}/v1"
+    return f"  OpenAI   {address}\n" if gateway.http_port else ""
 
 
 def _drain() -> None:

@@ -46,6 +46,7 @@ class ServeSettings(BaseSettings, EngineSettings):
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
+        gateway = self.gateway
         most = sum(model.deployment.most_replicas for model in self.all_models)
         for port in filter(None, (model.metrics.port for model in self.all_models)):
             if most > 1:
@@ -53,7 +54,7 @@ class ServeSettings(BaseSettings, EngineSettings):
                     f"metrics.port={port}: the {most} replicas that one machine may have need a port each; "
                     "0 takes free ones"
                 )
-            if port in (self.gateway.port, self.gateway.metrics.port):
+            if port in (gateway.port, gateway.http_port, gateway.tls.health_port, gateway.metrics.port):
                 raise ValueError(f"metrics.port={port} is the gateway's too")
         return self
 

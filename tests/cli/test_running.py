@@ -1,0 +1,32 @@
+"""What the service says of itself when it is ready."""
+
+from __future__ import annotations
+
+import pytest
+
+from ottserve.cli.running import _ready_message
+from ottserve.cli.settings import read_settings
+
+SERVED = {
+    "model": "toy", "device": "cpu", "backend": "torch", "policy": "ott", "bits_per_element": 2.25,
+    "token_capacity": 4096,
+}  # fmt: skip
+ENCRYPTED = ["--gateway.tls.certificate", "tls.crt", "--gateway.tls.key", "tls.key"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ([], "OpenAI   http://127.0.0.1:8000/v1\n"),
+        (["--gateway.http_host", "10.0.0.1", "--gateway.http_port", "8001"], "OpenAI   http://10.0.0.1:8001/v1\n"),
+        (ENCRYPTED, "OpenAI   https://127.0.0.1:8000/v1\n"),
+        (ENCRYPTED, "chat --ca-file CA.pem\n"),
+        (["--gateway.port", "1234"], "chat --target 127.0.0.1:1234\n"),
+    ],
+)
+def test_it_tells_how_to_call_it(flags: list[str], told: str) -> None:
+    assert told in _ready_message(read_settings(None, flags), SERVED, 1.0)
+
+
+def test_an_interface_that_is_off_is_not_told_of() -> None:
+    assert "OpenAI" not in _ready_message(read_settings(None, ["--gateway.http_port", "0"]), SERVED, 1.0)
