@@ -22,7 +22,7 @@ import typer
 ROOT = Path(__file__).parents[1]
 NEEDS_ROOT = ("apt-get", "useradd")
 STUB = '#!/bin/sh\necho "left out: $(basename "$0") $*" >&2\n'
-# What must work in the image: the settings are read, and a model answers, both without the tree.
+# What must work in the image without the tree: the settings are read, gateway and replica are imported.
 CHECKS = (["settings"], ["metrics"])
 ABSOLUTE = re.compile(r"(?<![^\s>])/(?=[a-z])")
 

@@ -52,7 +52,7 @@ class Exposition:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def _ready(self, request: web.Request) -> web.Response:
-        """What requests are served by; 503 while none would be. Needs neither certificate nor token."""
+        """What serves requests that name no model; 503 while nothing does. Needs neither certificate nor token."""
         try:
             served = self._readiness.require().info
         except Unavailable as error:

@@ -79,7 +79,7 @@ class ModelReadiness:
 
     @property
     def phase(self) -> Phase:
-        """Where the gateway stands."""
+        """Where the model stands."""
         return self._phase
 
     @property

@@ -96,7 +96,7 @@ class GatewayServer:
         )
 
     def _listen(self) -> int:
-        """Opens the ports of gRPC; that of the service."""
+        """Opens the ports of gRPC, and returns that of the service."""
         settings, tls = self._settings, self._settings.tls
         credentials = server_credentials(tls)
         if tls.health_port is not None:

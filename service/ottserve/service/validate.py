@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ottserve.service.callers import MAX_PRIORITY
 from ottserve.service.forms import answer_form
 from ottserve.service.not_served import refuse_not_served
 from ottserve.service.parameters import num_logprobs, sampling_params, stop_params, within_vocabulary
@@ -21,7 +22,6 @@ from ottserve.workers.api import GenerationTask, ModelInfo, UnknownModel, invali
 MAX_ROLE_CHARACTERS = 64
 MAX_SALT_CHARACTERS = 256
 MAX_SAMPLES = 128
-MAX_PRIORITY = 100
 REQUEST_ID = re.compile(r"[!-~]{1,128}")
 REQUEST_ID_LIMIT = "1 to 128 printable ASCII characters without spaces"
 
