@@ -61,7 +61,8 @@ def _shape(text: str) -> ModelShape:
 
     numbers = text.split("x")
     if len(numbers) == 4 and all(number.isdecimal() and int(number) for number in numbers):
-        return ModelShape(*map(int, numbers))
+        layers, heads, kv_heads, head_size = map(int, numbers)
+        return ModelShape(layers, heads, kv_heads, head_size)
     if not Path(text).is_dir():
         raise ValueError(f"--shape {text}: neither four numbers as 32x32x8x128 nor a folder")
     from transformers import AutoConfig

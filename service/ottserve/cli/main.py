@@ -7,6 +7,7 @@ import typer
 from ottserve.cli import (
     ask,
     bench,
+    bench_model,
     capacity,
     chat,
     evaluate,
@@ -37,6 +38,8 @@ app.command("tokenize")(tokens.tokenize)
 app.command("token")(token.token)
 app.command("evaluate")(evaluate.evaluate)
 app.command("bench")(bench.bench)
+app.command("bench-engine")(bench_model.bench_engine)
+app.command("bench-step")(bench_model.bench_step)
 app.command("bench-gateway")(gateway_cost.bench_gateway)
 app.command("latency")(latency.latency)
 app.command("fuzz")(fuzz.fuzz)

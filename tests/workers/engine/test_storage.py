@@ -76,8 +76,10 @@ def test_a_batch_of_unequal_lengths_is_stored_as_each_alone(make_random_engine, 
 
 
 def check_pages(engine: Engine, pages: Tensor, keys: Tensor) -> None:
-    """Each page holds the keys `[J, t, D]` of its own group: half a step off, but for those left to the outliers and the few
-    beyond the outermost level, which a fit does not stretch to them."""
+    """Each page holds the keys `[J, t, D]` of its own group, half a step off.
+
+    But for those left to the outliers and the few beyond the outermost level, which a fit does not stretch to them.
+    """
     layout = engine._store.layout
     error = (dequantize_keys(pages, layout) - keys.unflatten(1, (-1, G)).transpose(0, 1)).abs()
     if layout.k_bits == 16:

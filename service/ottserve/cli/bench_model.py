@@ -1,0 +1,99 @@
+"""`ottserve bench-step` and `ottserve bench-engine`: where a GPU's time goes, model alone and engine whole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ottserve.cli.connect import fail
+from ottserve.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from ottserve.workers.models.loading import LoadedModel
+
+Model = Annotated[str, typer.Option(help="As the setting model.path.")]
+Dtype = Annotated[str, typer.Option(help="As the setting model.dtype.")]
+Device = Annotated[str, typer.Option(help="As the setting model.device.")]
+Out = Annotated[Path, typer.Option(help="JSON file of the figures.", dir_okay=False)]
+
+
+def bench_step(
+    rows: Annotated[list[int] | None, typer.Option(help="Sequences of a step; default 1 8 64.", min=1)] = None,
+    out: Out = Path("bench-step.json"),
+    model: Model = "random:llama-3-8b",
+    dtype: Dtype = "auto",
+) -> None:
+    """Time a replayed decode step with attention left out against reading the weights once. Needs a GPU."""
+    from ottserve.evaluation.steps import COLUMNS, time_steps
+
+    found = []
+    try:
+        loaded = _load(model, dtype, "cuda")
+        for step in time_steps(loaded, rows or [1, 8, 64]):
+            found.append(step)
+            typer.echo(f"{step.num_rows} rows: {step.step_ms:.3f} ms", err=True)
+    except ValueError as error:
+        fail(str(error))
+    print_table("decode step, attention left out", COLUMNS, [step.cells for step in found])
+    _finish("ottserve bench-step", loaded, [asdict(step) for step in found], out)
+
+
+def bench_engine(
+    policies: Annotated[str, typer.Option(help="Rows with blanks between, as of `ottserve bench`.")] = "fp16 kivi ott",
+    context: Annotated[list[int] | None, typer.Option(help="Prompt tokens; may be given again.", min=1)] = None,
+    sequences: Annotated[int, typer.Option(help="Sequences at once; 0: what --memory-gib holds.", min=0)] = 8,
+    memory_gib: Annotated[float, typer.Option(help="Cache of each policy with --sequences 0.", min=0.001)] = 1.0,
+    new_tokens: Annotated[int, typer.Option(help="Steps that are timed.", min=1)] = 64,
+    tokens_per_step: Annotated[int, typer.Option(help="As scheduler.max_tokens_per_step.", min=1)] = 8192,
+    out: Out = Path("bench-engine.json"),
+    model: Model = "smollm2-135m-instruct",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Time the engine alone, no gateway: prefill and decode rates at equal batch or equal memory, policy by policy."""
+    from ottserve.evaluation.engine_speed import COLUMNS, Load, time_engine, time_engines
+    from ottserve.evaluation.policies import parse_policies
+    from ottserve.workers.api import OttserveError
+
+    rates = []
+    try:
+        rows = tuple(parse_policies(policies))
+        loads = tuple(Load(tokens, sequences) for tokens in context or [2048])
+        loaded = _load(model, dtype, device)
+        memory = int(memory_gib * 2**30)
+        timed = time_engines(
+            rows,
+            loads,
+            lambda row, load: time_engine(
+                loaded, row, load, new_tokens, memory_bytes=memory, tokens_per_step=tokens_per_step
+            ),
+        )
+        for rate, first in timed:
+            rates.append((rate, first))
+            typer.echo(f"{rate.policy} at {rate.load.context:,}: {rate.decode_rate:,.0f} tokens/s", err=True)
+    except (ValueError, OttserveError) as error:
+        fail(str(error))
+    print_table("engine alone", COLUMNS, [rate.cells(first) for rate, first in rates])
+    _finish("ottserve bench-engine", loaded, [asdict(rate) for rate, _ in rates], out)
+
+
+def _load(model: str, dtype: str, device: str) -> LoadedModel:
+    from ottserve.workers.models.loading import load_model
+    from ottserve.workers.settings import ModelSettings
+
+    settings = ModelSettings.model_validate({"path": model, "dtype": dtype, "device": device})
+    return load_model(settings, lambda message: typer.echo(message, err=True))
+
+
+def _finish(command: str, model: LoadedModel, rows: list[dict[str, Any]], out: Path) -> None:
+    from ottserve.evaluation.environment import environment, model_name
+
+    about = environment()
+    typer.echo(f"{model_name(model)}; " + ", ".join(f"{name} {value}" for name, value in about.items()))
+    content = {"command": command, "environment": about, "model": model_name(model), "rows": rows}
+    out.write_text(json.dumps(content, indent=1) + "\n")
+    typer.echo(f"written to {out}")
