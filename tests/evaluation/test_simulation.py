@@ -8,6 +8,7 @@ G·⌊(t−R)/G⌋ tokens as sealed, the rest as they are.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -29,7 +30,8 @@ PAPER = f"{SMALL_PAGES},preset=paper"
 def coarse(x: Tensor, bits: int, dim: int, spec: KVSpec) -> Tensor:
     """`x` through codes of `bits` bits with a scale and a zero along `dim`, both rounded to fp16."""
     if dim == 0:
-        return coarse(x.T, bits, 1, spec).T
+        keys_are_widened = spec.unbiased and spec.k_bits > 2
+        return coarse(x.T, bits, 1, replace(spec, unbiased=keys_are_widened)).T
     low, high, top = x.amin(1, keepdim=True), x.amax(1, keepdim=True), 2**bits - 1
     if bits == 1 and spec.fit_rounds:
         away = (x - x.mean(1, keepdim=True)).abs().mean(1, keepdim=True)

@@ -76,6 +76,15 @@ class PageLayout:
         return self.value_scale_at + 2 * self.value_scale_words
 
     @property
+    def widens_keys(self) -> bool:
+        """Whether an unbiased quantiser widens the scales of keys too, one-bit codes aside.
+
+        A score takes each key by itself, and nothing averages the noise that wider levels add: where the widest
+        channels have no more than two bits it is worse than the spread that is lost (docs/decisions/cache.md).
+        """
+        return self.k_fine > 0 or self.k_bits > 2
+
+    @property
     def fine_rows(self) -> int:
         """Word rows of what fine channels' codes have beyond `k_bits`."""
         return self.group * self.k_fine_bits // WORD_BITS

@@ -253,17 +253,18 @@ def test_fine_channels_fit_better_than_none(make_cache: Any, kit: Any) -> None:
     assert errors[1] < 0.85 * errors[0]
 
 
-def test_only_keys_of_one_bit_stay_as_fitted(make_cache: Any, kit: Any) -> None:
-    """Widened scales change 2-bit keys and 1-bit values, and of 1-bit keys only the fine channels' longer codes."""
+@pytest.mark.parametrize(("k_bits", "k_fine", "num_wider"), [(2, 0, 0), (4, 0, 64), (2, 16, 64), (1, 16, 16)], ids=str)
+def test_unbiased_scales_are_wider(make_cache: Any, kit: Any, k_bits: int, k_fine: int, num_wider: int) -> None:
+    """All of values; of keys where the widest channels have more than two bits, but for codes of one bit."""
+    layout = PageLayout(G, 64, k_bits, 1, k_fine=k_fine)
     keys, values = kit.random_tokens(G + R, 1, 64)
-    pages = {}
-    for bits in (1, 2):
-        layout = PageLayout(G, 64, bits, bits, k_fine=16, k_fine_bits=1)
-        for unbiased in (False, True):
-            cache = make_cache(layout, heads=1, window=R, pool=0, fit_rounds=8, unbiased=unbiased)
-            cache.append(1, keys, values)
-            page = cache.pages[cache.sequences[1].page_ids[0], 0]
-            pages[bits, unbiased] = layout.key_scales(page)[0][0], layout.value_scales(page)[0]
-    is_wider = [pages[bits, True][0] > pages[bits, False][0] for bits in (1, 2)]
-    assert (is_wider[0].sum(), is_wider[1].sum()) == (16, 64)
-    assert all((pages[bits, True][1] > pages[bits, False][1]).all() for bits in (1, 2))
+    scales = []
+    for unbiased in (False, True):
+        cache = make_cache(layout, heads=1, window=R, pool=0, fit_rounds=8, unbiased=unbiased)
+        cache.append(1, keys, values)
+        page = cache.pages[cache.sequences[1].page_ids[0], 0]
+        scales.append((layout.key_scales(page)[0], layout.value_scales(page)[0]))
+    (fitted_keys, fitted_values), (wide_keys, wide_values) = scales
+    assert (wide_keys > fitted_keys).sum() == num_wider
+    assert (wide_keys == fitted_keys).sum() == 64 - num_wider
+    assert (wide_values > fitted_values).all()

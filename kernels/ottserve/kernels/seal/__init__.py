@@ -41,8 +41,8 @@ def seal(
         first_positions: int32 `[M]`, position of each group's oldest token; the tail holds G tokens from there.
         pool_sizes: int32 `[M]`, O of each row's layer; 0 traces nothing.
         keep: which scores are outliers; "smallest" is right, "largest" is for comparison.
-        fit_rounds, unbiased: of the quantiser. Key codes of one bit are never unbiased: scores aren't averaged over
-            tokens, and at one bit the noise that widened levels add outweighs the spread that they keep.
+        fit_rounds: least-squares rounds of the quantiser.
+        unbiased: whether scales of values are widened in the end; those of keys too where the layout `widens_keys`.
 
     For all layers at once flatten L into P and S and offset ids by l·P and l·S.
 

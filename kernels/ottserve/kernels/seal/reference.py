@@ -55,7 +55,7 @@ def _seal_rows(
     keys, values = (_group(tail, slot_ids, ring) for tail in (slots.tail_k, slots.tail_v))
     replaced = admit(slots, keys, values, slot_ids, tokens, pool_sizes, keep)
     blocks = pages.new_empty(len(page_ids), *pages.shape[1:])
-    _store_keys(blocks, layout, keys, replaced, fit_rounds, unbiased)
+    _store_keys(blocks, layout, keys, replaced, fit_rounds, unbiased and layout.widens_keys)
     _store_values(blocks, layout, values, replaced, fit_rounds, unbiased)
     layout.mask_words(blocks).copy_(pack_mask(replaced))
     pages.index_copy_(0, page_ids, blocks)

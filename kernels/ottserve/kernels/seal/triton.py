@@ -127,9 +127,8 @@ def seal_keys(
             b_keys = tl.where(b_won[:, None] != 0, mean_of_others(b_keys, b_won), b_keys)
             b_parts = tl.reshape(b_keys, [PARTS, G // PARTS, CHANNELS])
             m_parts = tl.full(b_parts.shape, True, tl.int1)
-            b_codes, b_scale, b_zero = quantize(
-                b_parts, m_parts, 1, G // PARTS, LAYOUT.k_bits, FIT, UNBIASED and LAYOUT.k_bits > 1
-            )
+            WIDE: tl.constexpr = UNBIASED and LAYOUT.widens_keys and LAYOUT.k_bits > 1
+            b_codes, b_scale, b_zero = quantize(b_parts, m_parts, 1, G // PARTS, LAYOUT.k_bits, FIT, WIDE)
             b_codes = tl.reshape(b_codes, [G, CHANNELS])
             tl.store(p_words, pack_fields(b_codes, 16 // LAYOUT.k_bits, LAYOUT.k_bits), mask=m_d)
             p_scale = (p_page + LAYOUT.key_scale_at).to(tl.pointer_type(tl.float16))
