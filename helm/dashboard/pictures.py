@@ -17,12 +17,10 @@ from typing import Annotated, Any
 
 import matplotlib as mpl
 import typer
-from drawing import draw
+from drawing import Panel, draw
 from history import History
 
 DASHBOARD = Path(__file__).parents[1] / "ottserve" / "files" / "dashboard.json"
-
-Panel = dict[str, Any]
 
 
 def main(

@@ -17,7 +17,6 @@ from ottserve.workers.api import InvalidField, NotImplementedField, invalid
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
-NOT_SERVED = "not_served"
 MEANS = "Input should be "
 KEY_OF_OBJECT = "[key]"
 MAX_PATH_CHARACTERS = 128
@@ -50,7 +49,7 @@ class Body(BaseModel):
         for name, harmless in cls.NOT_SERVED.items():
             if name in present and present.pop(name) not in harmless:
                 error: dict[str, Any] = {"field": name}
-                raise pydantic_core.PydanticCustomError(NOT_SERVED, "not served", error)
+                raise pydantic_core.PydanticCustomError("not_served", "not served", error)
         return present
 
     @classmethod
