@@ -33,7 +33,17 @@ def server_credentials(settings: TlsSettings) -> grpc.ServerCredentials | None:
 
 def _configuration(certificate: Path, key: Path, ca: Path | None) -> grpc.ServerCertificateConfiguration:
     pair, root = (key.read_bytes(), certificate.read_bytes()), ca.read_bytes() if ca else None
-    # gRPC takes anything here and fails at the handshakes, so what it gets is tried before.
+    loaded_context(certificate, key, ca)  # gRPC takes anything and fails at the handshakes, so it is tried before
+    return grpc.ssl_server_certificate_configuration([pair], root)
+
+
+def loaded_context(certificate: Path, key: Path, ca: Path | None) -> ssl.SSLContext:
+    """A server's context that holds what the files say.
+
+    Raises:
+        ValueError: the files do not hold what they should; names the setting.
+        OSError: a file can't be read.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(certificate, key, password="")
@@ -45,4 +55,4 @@ def _configuration(certificate: Path, key: Path, ca: Path | None) -> grpc.Server
             context.load_verify_locations(ca)
     except ssl.SSLError as error:
         raise ValueError(f"gateway.tls.client_ca={ca}: no PEM certificates ({error})") from None
-    return grpc.ssl_server_certificate_configuration([pair], root)
+    return context

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ottserve.service.reloaded import Reloaded
 from ottserve.service.settings import TlsSettings
+from ottserve.service.tls import loaded_context
 
 
 def server_context(settings: TlsSettings) -> ssl.SSLContext | None:
@@ -21,23 +22,21 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext | None:
     """
     if settings.certificate is None or settings.key is None:
         return None
-    certificate, key, client_ca = settings.certificate, settings.key, settings.client_ca
-    paths = [Path(path) for path in (certificate, key, client_ca) if path is not None]
-    contexts = Reloaded(paths, lambda: _context(certificate, key, client_ca))
+    certificate, key = Path(settings.certificate), Path(settings.key)
+    ca = Path(settings.client_ca) if settings.client_ca else None
+    contexts = Reloaded([certificate, key, *([ca] if ca else [])], lambda: _context(certificate, key, ca))
 
     def use_current(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         connection.context = contexts.current()
 
-    context = _context(certificate, key, client_ca)
+    context = _context(certificate, key, ca)
     context.sni_callback = use_current  # called at every handshake, also without a name
     return context
 
 
-def _context(certificate: str, key: str, client_ca: str | None) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+def _context(certificate: Path, key: Path, ca: Path | None) -> ssl.SSLContext:
+    context = loaded_context(certificate, key, ca)
     context.set_alpn_protocols(["http/1.1"])
-    context.load_cert_chain(certificate, key, password="")
-    if client_ca is not None:
-        context.load_verify_locations(client_ca)
+    if ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
     return context
