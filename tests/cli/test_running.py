@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 
-from ottserve.cli.running import _ready_message
+from ottserve.cli.running import _failed, _ready_message
 from ottserve.cli.settings import read_settings
 
 SERVED = {
@@ -30,3 +31,8 @@ def test_it_tells_how_to_call_it(flags: list[str], told: str) -> None:
 
 def test_an_interface_that_is_off_is_not_told_of() -> None:
     assert "OpenAI" not in _ready_message(read_settings(None, ["--gateway.http_port", "0"]), SERVED, 1.0)
+
+
+def test_what_a_user_gave_is_told_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _failed(Console(), "model.path=/m/[/b]: no such folder") == 1  # brackets are markup to rich
+    assert "/m/[/b]: no such folder" in capsys.readouterr().out

@@ -48,6 +48,13 @@ def test_what_is_wrong_with_a_flag_is_named(flags: list[str], named: str) -> Non
         read_settings(None, flags)
 
 
+def test_a_contradiction_is_told_without_the_section_it_stands_in() -> None:
+    with pytest.raises(SettingsError) as refusal:
+        read_settings(None, ["--gateway.port", "8000"])
+    assert "port=8000, http_port=8000" in str(refusal.value)
+    assert "admission" not in str(refusal.value)
+
+
 @pytest.mark.parametrize("variable", ["OTTSERVE_CACHE__POLCY", "OTTSERVE_CASH__POLICY", "OTTSERVE_POLICY"])
 def test_an_unknown_variable_is_an_error(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "ott")
@@ -60,7 +67,7 @@ def test_the_clients_own_variables_are_no_settings(monkeypatch: pytest.MonkeyPat
     read_settings(None, [])
 
 
-@pytest.mark.parametrize("text", ["cache: [", "- cache", "cache:\n  polcy: ott\n", "cash: {}\n"])
+@pytest.mark.parametrize("text", ["cache: [", "- cache", "- 1", "3", "cache:\n  polcy: ott\n", "cash: {}\n"])
 def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
     file = tmp_path / "broken.yaml"
     file.write_text(text)

@@ -16,7 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
+from ottserve.cli.files import FileUnreadable, check_files
 from ottserve.cli.ports import PortTaken, check_ports, free_port
 from ottserve.cli.settings import ServeSettings
 from ottserve.service.callers import Callers
@@ -50,11 +52,12 @@ def run(settings: ServeSettings) -> int:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         check_ports(settings)
+        check_files(settings.gateway)
         for model in settings.all_models:
             find_source(model.model.path)
         server_credentials(settings.gateway.tls)
         Callers(settings.gateway.tokens_file)
-    except (PortTaken, ValueError, OSError) as error:
+    except (PortTaken, FileUnreadable, ValueError, OSError) as error:
         return _failed(console, str(error))
     settings = _with_ports(settings)
     with StopSignals() as signals:
@@ -242,5 +245,5 @@ def _why(error: RuntimeError) -> str:
 
 
 def _failed(console: Console, message: str) -> int:
-    console.print(f"[red]error[/red]: {message}", style=None)
+    console.print(f"[red]error[/red]: {escape(message)}", style=None)
     return 1

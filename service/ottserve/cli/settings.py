@@ -103,7 +103,7 @@ def read_settings(config: Path | None, flags: Sequence[str]) -> ServeSettings:
         raise SettingsError("\n       ".join(_problem(detail) for detail in error.errors())) from None
     except (pydantic_settings.SettingsError, yaml.YAMLError) as error:
         raise SettingsError(str(error)) from None
-    except ValueError:
+    except (ValueError, TypeError):  # as dict() raises them: a list, text, no text
         raise SettingsError(f"{config}: expected sections such as `cache:`") from None
 
 
@@ -135,4 +135,5 @@ def _problem(detail: Mapping[str, Any]) -> str:
         return f"{name}: there is no such setting (`ottserve settings` lists all)"
     if not name:
         return str(detail["msg"]).removeprefix("Value error, ")
-    return f"{name}: {detail['msg'].removeprefix('Value error, ')}, got {detail['input']!r}"
+    problem = f"{name}: {detail['msg'].removeprefix('Value error, ')}"
+    return problem if isinstance(detail["input"], Mapping) else f"{problem}, got {detail['input']!r}"
