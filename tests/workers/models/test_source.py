@@ -17,7 +17,13 @@ def test_local_files_and_folders(tmp_path):
     file = tmp_path / "tiny.gguf"
     file.touch()
     assert (find_source(str(file)).location, find_source(str(file)).gguf_file) == (str(tmp_path), "tiny.gguf")
+    (tmp_path / "config.json").touch()
     assert find_source(str(tmp_path)).name == tmp_path.name
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    with pytest.raises(ValueError, match=f"model.path={tmp_path}: no config.json"):
+        find_source(str(tmp_path))
 
 
 @pytest.mark.parametrize("path", ["./nowhere", "/nowhere/at/all", "gone.gguf"])

@@ -36,7 +36,7 @@ def find_source(path: str) -> ModelSource:
     """Resolve `model.path`.
 
     Raises:
-        ValueError: the bundled model is not installed, or a path that looks local does not exist.
+        ValueError: the bundled model is not installed, or a path that looks local holds no model.
     """
     if path == DEFAULT_MODEL:
         return _bundled()
@@ -48,6 +48,8 @@ def find_source(path: str) -> ModelSource:
             raise ValueError(f"model.path={path}: no such file")
         return ModelSource(local.stem, str(local.parent), local.name)
     if local.is_dir():
+        if not (local / "config.json").is_file():
+            raise ValueError(f"model.path={path}: no config.json in this folder; a GGUF file is named itself")
         return ModelSource(local.resolve().name, str(local))
     if path.startswith((".", "/", "~")):
         raise ValueError(f"model.path={path}: no such folder")
