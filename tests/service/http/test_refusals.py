@@ -1,6 +1,8 @@
 """Every way to be refused: status, OpenAI's error object, and what a client is told to do about it."""
 
+import asyncio
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -161,6 +163,16 @@ async def test_a_large_body_is_refused_before_it_is_read(open_surface: Any) -> N
     assert "at most 2000 bytes" in told["error"]["message"]
     assert headers["connection"] == "close"
     assert (await surface.post(COMPLETIONS, prompt()))[0] == 200
+
+
+async def test_a_large_body_that_is_only_announced_is_refused_at_once(surface: Any) -> None:
+    url = urlsplit(surface.url)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    writer.write(f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: 999999999999\r\n\r\n".encode())
+    async with asyncio.timeout(10):
+        assert b" 413 " in await reader.readline()
+    writer.close()
+    await writer.wait_closed()
 
 
 async def test_a_full_queue_says_when_to_come_back(open_surface: Any, replicas: Any, until: Any) -> None:

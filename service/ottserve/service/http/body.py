@@ -70,6 +70,9 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 async def read(request: Request, kind: type[AnyBody], max_bytes: int) -> AnyBody:
     """The body of a request. Raises InvalidField, NotImplementedField, TooLarge."""
+    announced = request.headers.get("content-length", "0")  # digits: the server has refused all else
+    if int(announced) > max_bytes:
+        raise TooLarge(max_bytes)
     text = bytearray()
     async for piece in request.stream():
         text += piece
