@@ -80,3 +80,9 @@ def test_wrong_settings_are_named(config: Path) -> None:
 def test_unknown_arguments_are_refused(config: Path) -> None:
     with pytest.raises(ValidationError, match="metrics_port"):
         ClusterArguments.model_validate({"config": config, "metrics_port": 1})
+
+
+@pytest.mark.parametrize("host", ["300.1.1.1", "203.0.113.9"])  # none at all, and somebody else's
+def test_a_host_that_is_not_here_is_named(host: str) -> None:
+    with pytest.raises(PortTaken, match=f"gateway.http_host={host} is no address of this machine"):
+        check_ports(read_settings(None, ["--gateway.port=0", "--gateway.http_host", host]))

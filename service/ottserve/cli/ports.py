@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from ottserve.cli.settings import ServeSettings
 
 
 class PortTaken(Exception):
-    """Another process listens there; the message names the setting."""
+    """It can't be listened on, mostly since another process does; the message names the setting."""
 
 
 def check_ports(settings: ServeSettings) -> None:
@@ -16,14 +17,14 @@ def check_ports(settings: ServeSettings) -> None:
     gateway = settings.gateway
     if gateway.replicas > 1:
         raise PortTaken(f"gateway.replicas={gateway.replicas}: each listens on gateway.port of a host of its own")
-    for name, host, port in (
-        ("gateway.port", gateway.host, gateway.port),
-        ("gateway.http_port", gateway.http_host, gateway.http_port or 0),
-        ("gateway.tls.health_port", gateway.host, gateway.tls.health_port or 0),
-        ("gateway.metrics.port", gateway.metrics.host, gateway.metrics.port),
-        ("metrics.port", settings.metrics.host, settings.metrics.port),
+    for name, port, host_name, host in (
+        ("gateway.port", gateway.port, "gateway.host", gateway.host),
+        ("gateway.http_port", gateway.http_port or 0, "gateway.http_host", gateway.http_host),
+        ("gateway.tls.health_port", gateway.tls.health_port or 0, "gateway.host", gateway.host),
+        ("gateway.metrics.port", gateway.metrics.port, "gateway.metrics.host", gateway.metrics.host),
+        ("metrics.port", settings.metrics.port, "metrics.host", settings.metrics.host),
     ):
-        _check(name, host, port)
+        _check(name, port, host_name, host)
 
 
 def free_port() -> int:
@@ -33,13 +34,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _check(name: str, host: str, port: int) -> None:
+def _check(name: str, port: int, host_name: str, host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise PortTaken(f"{host_name}={host} is no address of this machine: {error.strerror}") from None
             raise PortTaken(
                 f"{name}={port} can't be had on {host}: {error.strerror}.\n"
                 f"       End what listens there, or choose another with --{name}"
