@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ottserve.service.errors import OUTCOMES
 from ottserve.v1 import generation_pb2
-from ottserve.workers.api import TextChunk
+from ottserve.workers.api import INTERNAL_REASONS, TextChunk
 
 log = structlog.get_logger(__name__)
 
@@ -93,6 +93,8 @@ class GatewayMetrics:
         self._internal = Counter(
             "ottserve_gateway_internal_errors", "Calls that ended by our fault, by kind.", ["reason"], registry=registry
         )
+        for reason in INTERNAL_REASONS:  # at 0 from the start: of a series that begins at 1 Prometheus sees no rise
+            self._internal.labels(reason)
         self._in_flight = Gauge(
             "ottserve_gateway_requests_in_flight",
             "Calls that came in and have not ended.",

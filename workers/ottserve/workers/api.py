@@ -405,9 +405,13 @@ class DeadlineExceeded(OttserveError):
     """The caller's deadline passed; its pages and slot are free again."""
 
 
+INTERNAL_REASONS = ("step_failed", "non_finite_logits", "output_failed", "form_failed", "engine_failed")
+"""What is known to go wrong in a replica."""
+
+
 @dataclass(eq=False)
 class Internal(OttserveError):
-    """Our fault. `reason` is a short label for metrics and logs."""
+    """Our fault. `reason` is a short label for metrics and logs: one of `INTERNAL_REASONS`, or the name of a class."""
 
     reason: str = "unknown"
 
