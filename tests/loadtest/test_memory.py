@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 
 import pytest
@@ -22,7 +23,8 @@ async def test_a_process_that_grows_is_seen_to(monkeypatch: pytest.MonkeyPatch) 
     watching = asyncio.create_task(memory.watch())
     held = []
     for _ in range(20):
-        held.append(bytearray(b"x") * 2**20)
+        held.append(mmap.mmap(-1, 2**20))  # new pages, whatever the heap has left over
+        held[-1].write(b"x" * 2**20)
         await asyncio.sleep(0.01)
     watching.cancel()
     (growth,) = memory.growths(warm_up_share=0.1)
