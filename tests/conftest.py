@@ -17,6 +17,9 @@ if not ASKS_FOR_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
-# How long an example takes on a machine that others use too is no property of the code.
-settings.register_profile("ottserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes on a machine that others use too is no property of the code. The same examples are drawn
+# each time, so that a failure tells of a change; `pytest --hypothesis-profile explore` draws others.
+COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("ottserve", derandomize=True, **COMMON)
+settings.register_profile("explore", **COMMON)
 settings.load_profile("ottserve")

@@ -22,6 +22,8 @@ Render = Callable[..., Any]
 Problems = Callable[[Object], list[str]]
 Check = Callable[[Any], None]
 
+LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+SERVICE_LABEL = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?"  # RFC 1035: begins with a letter
 CUSTOM = ("RayService", "PodMonitor", "PrometheusRule")
 SECONDS = st.floats(0, 1e5)
 SWITCHES = [path for path in leaves(VALUES) if isinstance(at(VALUES, path), bool)]
@@ -67,7 +69,8 @@ def check(kubernetes_problems: Problems) -> Callable[[Any], None]:
     def checked(rendered: Any) -> None:
         names = [(item["kind"], item["metadata"]["name"]) for item in rendered.objects]
         assert len(names) == len(set(names))
-        assert [name for _, name in names if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name)] == []
+        rules = {"Service": SERVICE_LABEL}
+        assert [name for kind, name in names if not re.fullmatch(rules.get(kind, LABEL), name)] == []
         pods = [
             {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "any"}, "spec": spec}
             for spec in rendered.pods().values()
