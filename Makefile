@@ -17,9 +17,6 @@ UNPINNED := triton
 endif
 
 .DEFAULT_GOAL := help
-# Tests of the whole service, whose processes take every core; the others run two at a time.
-ALONE := tests/end_to_end tests/faults
-
 .PHONY: help install serve test lint types unit test-gpu bench-kernels loadtest generated proto lock clean
 
 help: ## Show what there is.
@@ -51,12 +48,7 @@ types: $(STAMP) ## Types.
 	$(BIN)/mypy
 
 unit: $(STAMP) ## All tests that need no GPU; some by ARGS="tests/client -k retry".
-ifdef ARGS
 	$(BIN)/pytest -m "not gpu" $(ARGS)
-else
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not gpu" -n 2 --dist loadscope $(addprefix --ignore=,$(ALONE))
-	$(BIN)/pytest -m "not gpu" $(ALONE)
-endif
 
 test-gpu: $(STAMP) ## Tests that need an NVIDIA GPU.
 	$(BIN)/pytest -m gpu $(ARGS)
