@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from ottserve.evaluation.policies import PolicyRow
-from ottserve.workers.api import GenerationTask, OttserveError, SamplingParams, StopParams
+from ottserve.evaluation.speed import step
+from ottserve.workers.api import GenerationTask, SamplingParams, StopParams
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.loading import make_engine
@@ -141,30 +142,19 @@ def _run(engine: Engine, load: Load, num_new: int, num_answer: int) -> tuple[flo
     waiting = {str(index) for index in range(load.num_sequences)}
     begin = time.perf_counter()
     while waiting:
-        waiting -= _step(engine)
+        waiting -= {chunk.request_id for chunk in step(engine) if chunk.token_ids}
     prefill_s = time.perf_counter() - begin
     for _ in range(WARM_UP_STEPS):
-        _step(engine)
+        step(engine)
     before, begin = engine.counters, time.perf_counter()
     for _ in range(num_new):
-        _step(engine)
+        step(engine)
     took_s, after = time.perf_counter() - begin, engine.counters
     for index in range(load.num_sequences):
         engine.abort(str(index))
     while engine.has_work:
-        _step(engine)
+        step(engine)
     num_steps = after.num_decode_steps - before.num_decode_steps
     num_tokens = after.num_generated_tokens - before.num_generated_tokens
     share = (after.num_graph_steps - before.num_graph_steps) / max(1, num_steps)
     return load.num_sequences * load.context / prefill_s, num_tokens / took_s, share
-
-
-def _step(engine: Engine) -> set[str]:
-    """Requests that had a token."""
-    found = set()
-    for request_id, event in engine.step():
-        if isinstance(event, OttserveError):
-            raise event
-        if event.token_ids:
-            found.add(request_id)
-    return found
