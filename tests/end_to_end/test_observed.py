@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -22,13 +21,14 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from ottserve import client as oc
+from ottserve.cli.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 CHART = Path(__file__).parents[2] / "helm" / "ottserve"
 NAMESPACE, RELEASE = "llm", "demo"
 # One layer, and it traces outliers; small pages, so that short prompts fill some.
-TOY = ("--model.path", "toy", "--cache.plain_layers", "[]", "--cache.group", "32", "--cache.window", "8")
+TOY = {"model__path": "toy", "cache__plain_layers": [], "cache__group": 32, "cache__window": 8}
 
 COUNTED: dict[str, Any] = {
     "about": "nobody leaves, so both sides count the same",
@@ -55,7 +55,7 @@ LEAVING: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def toy(start_service: Callable[..., Any]) -> Any:
-    return start_service(*TOY)
+    return start_service(**TOY)
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +121,6 @@ def test_a_load_report_counts_what_the_server_counts(toy: Any, load: Any, proces
         grown["ottserve_prompt_tokens_total cached"] + grown["ottserve_prompt_tokens_total computed"]
     )
     assert report["times"]["inter_token_s"]["num"] < tokens["completion_tokens"], "warm-up and first tokens left out"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

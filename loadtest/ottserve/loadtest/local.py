@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ COMMAND = Path(sys.executable).with_name("ottserve")
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 60.0
 READY = b"Ctrl-C ends it"
+PORTS = r"(?m)^  (?:gRPC|metrics) .*?:(\d+)(?:/metrics.*)?$"
 
 REPLICA = "ray::ServeReplica:ottserve:replica"
 GATEWAY = "ray::ServeReplica:ottserve:Gateway"
@@ -63,6 +64,10 @@ class LocalService:
         """Where the gateway answers Prometheus."""
         return f"http://127.0.0.1:{self.metrics_port}"
 
+    def processes(self) -> list[str]:
+        """Command lines of what still runs of it, Ray's own included."""
+        return [title for _, title in _session(self.process.pid)]
+
     def pids(self, kind: str) -> list[int]:
         """Process ids of one kind: `REPLICA`, `GATEWAY` or `CONTROLLER`."""
         return sorted(pid for pid, title in _session(self.process.pid) if title.startswith(kind))
@@ -72,60 +77,76 @@ class LocalService:
         for pid in self.pids(kind):
             os.kill(pid, number)
 
+    def interrupt(self) -> None:
+        """What Ctrl-C does: a signal to every process of the terminal."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
 
 @contextlib.contextmanager
 def local_service(**settings: object) -> Iterator[LocalService]:
-    """Starts a service and ends it, its every process included. `settings` by their names, `__` for a dot.
+    """Starts a quick service and ends it, its every process included. `settings` by their names, `__` for a dot.
 
     Its log stays where it is when something went wrong.
 
     Raises:
         StartFailed: it did not get ready.
     """
-    service = _start(QUICK | {name.replace("__", "."): value for name, value in settings.items()})
+    service = start(QUICK | {name.replace("__", "."): value for name, value in settings.items()}, OMP_NUM_THREADS="1")
     try:
-        _wait_until_ready(service)
         yield service
     finally:
-        _end(service)
+        end(service.process)
     shutil.rmtree(service.log.parent)
 
 
-def _start(settings: dict[str, object]) -> LocalService:
-    port, metrics_port = _free_ports(2)
-    ports = {"gateway.port": port, "gateway.metrics.port": metrics_port}
-    flags = [part for name, value in (settings | ports).items() for part in (f"--{name}", str(value))]
+def start(settings: dict[str, object], **environment: str) -> LocalService:
+    """Starts the command `ottserve serve` on ports of its own choice, and returns when it is ready.
+
+    Args:
+        settings: by their full names.
+        environment: variables of its own, beside ours.
+
+    Raises:
+        StartFailed: it did not get ready; nothing of it is left.
+    """
+    settings = {"gateway.port": 0, "gateway.metrics.port": 0} | settings
     log = Path(tempfile.mkdtemp(prefix="ottserve-")) / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [COMMAND, "serve", *flags],
+            [COMMAND, "serve", *(part for name, value in settings.items() for part in (f"--{name}", str(value)))],
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=os.environ | {"TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"},  # as many replicas as cores, or more
+            env=os.environ | {"TRITON_INTERPRET": "0"} | environment,  # tests of kernels switch it on for themselves
         )
+    try:
+        _wait_until_ready(process, log)
+    except BaseException:
+        end(process)
+        raise
+    port, metrics_port = (int(found) for found in re.findall(PORTS, log.read_text())[-2:])
     return LocalService(process, log, port, metrics_port)
 
 
-def _wait_until_ready(service: LocalService) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while READY not in service.log.read_bytes():
-        if service.process.poll() is not None or time.monotonic() > deadline:
-            raise StartFailed(service.log.read_text())
-        time.sleep(0.1)
-
-
-def _end(service: LocalService) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """Ctrl-C, and what then still runs is killed: a test may have left it in any state."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(service.process.pid, signal.SIGCONT)
-        os.killpg(service.process.pid, signal.SIGINT)
+        os.killpg(process.pid, signal.SIGCONT)
+        os.killpg(process.pid, signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        service.process.wait(STOP_TIMEOUT_S)
-    for pid, _ in _session(service.process.pid):
+        process.wait(STOP_TIMEOUT_S)
+    for pid, _ in _session(process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    service.process.wait()
+    process.wait()
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while READY not in log.read_bytes():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise StartFailed(log.read_text())
+        time.sleep(0.1)
 
 
 def _session(leader: int) -> Iterator[tuple[int, str]]:
@@ -135,11 +156,3 @@ def _session(leader: int) -> Iterator[tuple[int, str]]:
             with contextlib.suppress(OSError):
                 if os.getsid(int(folder.name)) == leader:
                     yield int(folder.name), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-
-
-def _free_ports(count: int) -> Sequence[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import random
 import socket
 
 from ottserve.cli.settings import ServeSettings
+
+UNASKED = range(20_000, 32_768)
+"""Above those that Ray gives its workers, below those that Linux gives to whoever asks for any."""
 
 
 class PortTaken(Exception):
@@ -28,10 +33,12 @@ def check_ports(settings: ServeSettings) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on at this moment, and that no kernel or Ray hands to somebody else a moment later."""
+    while True:
+        port = random.choice(UNASKED)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
 
 
 def _check(name: str, port: int, host_name: str, host: str) -> None:

@@ -51,6 +51,7 @@ class GatewayServer:
         self.health_port = settings.tls.health_port
         self.metrics_port = settings.metrics.port
         self._settings = settings
+        self._following: asyncio.Task[None] | None = None
         self._readiness = Readiness(models, settings)
         replicas = AllReplicas(models)
         accounts = Accounts(self.metrics)
@@ -114,10 +115,11 @@ class GatewayServer:
     @property
     def is_following(self) -> bool:
         """Whether the readiness still follows the replicas; a gateway for which it does not must be replaced."""
-        return not self._following.done()
+        return self._following is not None and not self._following.done()
 
     async def follow(self) -> None:
         """Returns when it is drained or closed. Raises what kept it from following, such as an unreadable tokenizer."""
+        assert self._following is not None, "it has not started"
         await asyncio.wait((self._following,))
         if not self._following.cancelled():
             self._following.result()
@@ -136,7 +138,8 @@ class GatewayServer:
         """Ends everything now. Running calls are cancelled."""
         await asyncio.gather(self._server.stop(None), self._stop_http(0.0))
         await self._plain_health.stop(None)
-        self._following.cancel()
+        if self._following is not None:
+            self._following.cancel()
         await self._exposition.stop()
         self._readiness.close()
 

@@ -5,8 +5,6 @@ Beside counting, the fake scores: token i of an answer has -i/8, token i of a pr
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -17,11 +15,9 @@ import openai
 import pytest
 from tests.service.conftest import FakeReplicas
 
+from ottserve.cli.ports import free_port
 from ottserve.service.server import GatewayServer
 from ottserve.workers import api
-
-PORTS = itertools.count(20_000 + os.getpid() % 10_000)
-"""Below those that a kernel hands out, which the test's other servers and connections have."""
 
 
 def scored(token_id: int, logprob: float, num_top: int) -> api.TokenLogprob:
@@ -81,7 +77,7 @@ async def open_surface(start: Any) -> AsyncIterator[Open]:
     opened: list[Surface] = []
 
     async def open_one(**changes: Any) -> Surface:
-        gateway = await start(**({"http_host": "127.0.0.1", "http_port": next(PORTS)} | changes))
+        gateway = await start(**({"http_host": "127.0.0.1", "http_port": free_port()} | changes))
         url = f"http://127.0.0.1:{gateway.server.http_port}/v1"
         plain = openai.DefaultAsyncHttpxClient(verify=False)  # reading the machine's certificates takes its time
         client = openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0, http_client=plain)

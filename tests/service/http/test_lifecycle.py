@@ -6,6 +6,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.service.conftest import FakeReplicas, settings
+
+from ottserve.service.server import GatewayServer
 
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "hi", "max_tokens": 90}
@@ -124,3 +127,12 @@ async def test_the_port_can_be_off(start: Any, off: int | None) -> None:
 async def test_a_port_in_use_is_an_error_and_no_exit(start: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
         await start(http_host="127.0.0.1", http_port=taken.getsockname()[1])
+
+
+async def test_one_that_could_not_start_is_closed_all_the_same(replicas: FakeReplicas) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = GatewayServer(settings(http_host="127.0.0.1", http_port=taken.getsockname()[1]), replicas)
+        with pytest.raises(OSError, match="in use"):
+            await server.start()
+    assert not server.is_following
+    await server.close()
