@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
-from tests.kernels.triton.cache_state import CacheState
+from tests.kernels.triton.cache_state import CacheState, frequencies_of
 from torch import Tensor
 
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.quantize import dequantize_keys, dequantize_values, replaced_tokens
+from ottserve.kernels.rotary import turn_pages
 
 
 def history(state: CacheState, layout: PageLayout, row: int, head: int) -> tuple[Tensor, Tensor]:
@@ -20,8 +21,14 @@ def history(state: CacheState, layout: PageLayout, row: int, head: int) -> tuple
     count = int(state.slots.outlier_count[slot, head])
     positions = torch.arange(num_pages * layout.group, int(state.lengths[row]), device=pages.device)
     ring = positions % state.slots.tail_k.shape[2]
+
+    def sealed_keys(pages: Tensor, layout: PageLayout) -> Tensor:
+        keys = dequantize_keys(pages, layout)
+        turn_pages(keys, layout, frequencies_of(layout, str(keys.device)))
+        return keys
+
     stored = (
-        (dequantize_keys, state.slots.outlier_k, state.slots.tail_k),
+        (sealed_keys, state.slots.outlier_k, state.slots.tail_k),
         (dequantize_values, state.slots.outlier_v, state.slots.tail_v),
     )
     keys, values = (

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.gpu import oracle
-from tests.kernels.triton.cache_state import CacheState, make_state, relative_error
+from tests.kernels.triton.cache_state import CacheState, frequencies_of, make_state, relative_error
 
 from ottserve.kernels import launch
 from ottserve.kernels.attend_decode import triton
@@ -22,11 +22,12 @@ LAYOUTS += [PageLayout(128, 128, 2, 2, 4, BRAIN), PageLayout(32, 64, 1, 2), Page
 LAYOUTS += [PageLayout(256, 128, 2, 2)]
 LAYOUTS += [PageLayout(128, 128, 2, 2, 1, BRAIN, 32, 2), PageLayout(128, 64, 1, 2, 2, HALF, 32, 2)]
 LAYOUTS += [PageLayout(256, 64, 1, 1, 1, HALF, 16, 1)]
+LAYOUTS += [PageLayout(128, 128, 2, 2, 1, BRAIN, 32, 2, True), PageLayout(128, 64, 4, 2, 2, HALF, turns_keys=True)]
 
 
 def run(q, state: CacheState, layout, config=None):
     args = (state.pages, state.slots, layout, state.page_table, state.num_pages, state.slot_ids, state.lengths)
-    return triton.attend_decode(q, *args, layout.head_size**-0.5, config)
+    return triton.attend_decode(q, *args, layout.head_size**-0.5, config, frequencies_of(layout, q.device))
 
 
 def queries(layout, num_rows, num_heads, device):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.gpu import oracle
-from tests.kernels.triton.cache_state import make_state, relative_error
+from tests.kernels.triton.cache_state import frequencies_of, make_state, relative_error
 
 from ottserve.kernels.attend_prefill import triton
 from ottserve.kernels.layout import PageLayout
@@ -21,7 +21,7 @@ def both(layout, lengths, chunks, device, gqa=4):
     q, k, v = drawn.split([heads * gqa, heads, heads], 1)
     args = (state.pages, state.slots, layout, state.page_table, state.num_pages, state.slot_ids, state.lengths)
     bounds = torch.tensor(starts, dtype=torch.int32, device=device)
-    out = triton.attend_prefill(q, k, v, bounds, *args, D**-0.5)
+    out = triton.attend_prefill(q, k, v, bounds, *args, D**-0.5, frequencies_of(layout, device))
     return out, oracle.attend_prefill(q, k, v, starts, state, layout)
 
 
@@ -29,6 +29,12 @@ def both(layout, lengths, chunks, device, gqa=4):
 @pytest.mark.parametrize("bits", [(1, 1), (2, 2), (4, 2), (8, 8), (16, 16), (16, 2)], ids=str)
 def test_every_policy_equals_float64(bits, dtype, device) -> None:
     out, expected = both(PageLayout(128, 128, *bits, 1, dtype), [1000, 0], [33, 150], device)
+    assert relative_error(out, expected) < 2e-3
+
+
+@pytest.mark.parametrize("fine", [0, 32])
+def test_turned_keys(fine, device) -> None:
+    out, expected = both(PageLayout(128, 128, 2, 2, 1, BRAIN, fine, turns_keys=True), [1000, 0], [33, 150], device)
     assert relative_error(out, expected) < 2e-3
 
 

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from tests.kernels.triton.cache_state import POISON_WORD, make_slots, relative_error
+from tests.kernels.triton.cache_state import POISON_WORD, frequencies_of, make_slots, relative_error
 
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.quantize import dequantize_keys, dequantize_values
@@ -25,7 +25,8 @@ def sealed(op, layout, device, fit_rounds=0, num_pairs=6, groups=3, keep="smalle
             tail[1 : num_pairs + 1] = drawn.to(tail.dtype)
         numbers = torch.arange(1, num_pairs + 1, dtype=torch.int32, device=device)
         first = torch.full_like(numbers, group * layout.group)
-        op(pages, slots, layout, numbers, numbers + group * num_pairs, first, numbers % 4, keep, fit_rounds, unbiased)
+        how = keep, fit_rounds, unbiased, frequencies_of(layout, device)
+        op(pages, slots, layout, numbers, numbers + group * num_pairs, first, numbers % 4, *how)
     return pages, slots
 
 
@@ -47,7 +48,7 @@ def test_equals_the_reference(head_size, bits, fit_rounds, device) -> None:
     assert (pages[[0, 19, 20]] == POISON_WORD).all()
 
 
-@pytest.mark.parametrize("fine", [(16, 2), (32, 1)], ids=str)
+@pytest.mark.parametrize("fine", [(16, 2), (32, 1), (32, 1, True)], ids=str)
 @pytest.mark.parametrize("bits", [(1, 1), (2, 2)], ids=str)
 def test_fine_channels_and_unbiased_scales_equal_the_reference(bits, fine, device) -> None:
     layout = PageLayout(128, 64, *bits, 1, torch.bfloat16, *fine)

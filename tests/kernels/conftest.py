@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.quantize import dequantize_keys, dequantize_values, replaced_tokens
+from ottserve.kernels.rotary import turn
 from ottserve.kernels.seal import seal
 from ottserve.kernels.slots import Slots
 from ottserve.kernels.write_tail import write_tail
@@ -77,6 +78,7 @@ class Cache:
         self.pages = torch.full((num_pages, heads, layout.words), POISON_WORD, dtype=torch.int16)
         rows = pool + evicted if pool else 0
         self.slots = poisoned_slots(num_slots, heads, self.capacity, layout.head_size, rows, layout.exact_dtype)
+        self.frequencies = 0.3 ** torch.arange(layout.head_size // 2) if layout.turns_keys else None
         self.sequences: dict[int, Sequence] = {}
         self.free_pages = list(range(num_pages - 1, 0, -1))
 
@@ -121,7 +123,7 @@ class Cache:
         first = len(sequence.page_ids) * self.layout.group
         seal(
             self.pages, self.slots, self.layout, ids(slot_id), ids(page_id), ids(first), ids(self.pool),
-            self.keep, self.fit_rounds, unbiased=self.unbiased,
+            self.keep, self.fit_rounds, unbiased=self.unbiased, frequencies=self.frequencies,
         )  # fmt: skip
         sequence.page_ids.append(page_id)
 
@@ -143,6 +145,9 @@ class Cache:
             page = self.pages[page_id]
             sealed = ~replaced_tokens(page, self.layout).T[..., None]
             page_keys, page_values = dequantize_keys(page, self.layout), dequantize_values(page, self.layout)
+            if self.frequencies is not None:
+                positions = torch.arange(group.start, group.stop, dtype=torch.float64)
+                page_keys = turn(page_keys.double(), positions, self.frequencies.double())
             keys[group] = torch.where(sealed, page_keys.transpose(0, 1).double(), keys[group])
             values[group] = torch.where(sealed, page_values.transpose(0, 1).double(), values[group])
         return keys, values

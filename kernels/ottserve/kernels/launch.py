@@ -84,8 +84,9 @@ def whole_waves(num_pairs: int, slots: int) -> int:
 
 def fits_200_registers(layout: PageLayout, gqa: int) -> bool:
     """Whether decode attention needs no more, by the compiler's reports; other policies spill under that limit."""
-    few_bits = layout.k_bits in (2, 4) and layout.v_bits == 2 and layout.k_subgroups == 1 and not layout.k_fine
-    return few_bits and layout.head_size <= 128 and gqa <= 8
+    few_bits = layout.k_bits in (2, 4) and layout.v_bits == 2 and layout.k_subgroups == 1
+    is_plain = not (layout.k_fine or layout.turns_keys)
+    return few_bits and is_plain and layout.head_size <= 128 and gqa <= 8
 
 
 def decode_config(
@@ -105,6 +106,8 @@ def decode_config(
     if EXACT_BITS in (layout.k_bits, layout.v_bits):
         pages_each = max(4 if pairs >= 32 else 2, min(16, pairs * max_pages // (4 * processors)))
         return DecodeConfig(max(1, -(-max_pages // pages_each)), exact_parts, warps=4)
+    if layout.turns_keys:  # not measured: a block of keys in fp32 needs the registers of several warps
+        return DecodeConfig(max(1, -(-max_pages // 4)), exact_parts, stages=2, warps=4)
     splits = max(1, min(whole_waves(pairs, PROGRAMS_PER_PROCESSOR * processors), -(-max_pages // 2)))
     return DecodeConfig(splits, exact_parts, registers=200 if fits_200_registers(layout, gqa) else None)
 

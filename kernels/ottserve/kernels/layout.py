@@ -24,6 +24,7 @@ class PageLayout:
         k_fine: F, fine channels: in each page the F channels of widest keys have longer codes; a power of two, or 0.
         k_fine_bits: how many bits longer; 1, 2 or 4, at most 8 with `k_bits`.
         exact_dtype: dtype of elements kept exact (at 16 bit, in tails and among outliers).
+        turns_keys: whether pages hold keys turned back by their position (`rotary`), in codes.
     """
 
     group: int
@@ -34,6 +35,7 @@ class PageLayout:
     exact_dtype: torch.dtype = torch.float16
     k_fine: int = 0
     k_fine_bits: int = 2
+    turns_keys: bool = False
 
     @property
     def key_rows(self) -> int:

@@ -8,7 +8,7 @@ from functools import cache
 from torch import Tensor
 
 from ottserve.kernels.launch import block_rows
-from ottserve.kernels.layout import PageLayout
+from ottserve.kernels.layout import EXACT_BITS, PageLayout
 from ottserve.kernels.slots import Slots
 
 LARGEST_HEAD = 256
@@ -51,6 +51,10 @@ def check_layout(layout: PageLayout) -> None:
         raise ValueError(
             f"k_subgroups: {layout.k_subgroups} leaves {part} tokens a part, must be a multiple of {block_rows(layout)}"
         )
+    if layout.turns_keys and layout.k_bits == EXACT_BITS:
+        raise ValueError(f"turns_keys: only keys in codes are turned, k_bits is {layout.k_bits}")
+    if layout.turns_keys and layout.head_size & (layout.head_size - 1):
+        raise ValueError(f"head_size: {layout.head_size}, must be a power of two where keys are turned")
     if layout.k_fine and (layout.k_fine < 16 or layout.k_fine & (layout.k_fine - 1)):
         raise ValueError(f"k_fine: {layout.k_fine}, must be 0 or a power of two from 16")
 

@@ -23,6 +23,8 @@ LAYOUTS = {
     "4/4 small sub-groups": PageLayout(G, 64, 4, 4, k_subgroups=8),
     "2/2 fine": PageLayout(G, 64, 2, 2, k_fine=16),
     "1/2 fine sub-groups": PageLayout(G, 64, 1, 2, k_subgroups=2, k_fine=32, k_fine_bits=2),
+    "2/2 turned": PageLayout(G, 64, 2, 2, turns_keys=True),
+    "4/1 turned fine": PageLayout(G, 64, 4, 1, k_fine=16, turns_keys=True),
     "16/2": PageLayout(G, 64, 16, 2),
     "2/16": PageLayout(G, 64, 2, 16),
     "16/16": PageLayout(G, 64, 16, 16),
@@ -36,7 +38,7 @@ LENGTHS = [1, R, G + R - 1, G + R, 3 * G + R + 5]
 def decode(cache: Any, q: Tensor, *slot_ids: int, planned: bool = False) -> Tensor:
     step = cache.step(*slot_ids)
     plan = plan_decode(*step, cache.layout.group, cache.capacity) if planned else None
-    return attend_decode(q, cache.pages, cache.slots, cache.layout, *step, q.shape[-1] ** -0.5, plan)
+    return attend_decode(q, cache.pages, cache.slots, cache.layout, *step, q.shape[-1] ** -0.5, plan, cache.frequencies)
 
 
 def expected(kit: Any, cache: Any, q: Tensor, *slot_ids: int) -> Tensor:

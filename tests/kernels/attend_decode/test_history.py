@@ -22,6 +22,7 @@ LAYOUTS = {
     "2/2": PageLayout(G, D, 2, 2),
     "1/8": PageLayout(G, D, 1, 8),
     "2/2 sub-groups": PageLayout(G, D, 2, 2, k_subgroups=2),
+    "2/2 turned": PageLayout(G, D, 2, 2, turns_keys=True),
     "16/2": PageLayout(G, D, 16, 2),
     "2/16": PageLayout(G, D, 2, 16),
     "16/16": PageLayout(G, D, 16, 16),
@@ -74,7 +75,7 @@ def by_history(layers: Layers, q: Tensor, slot_ids: list[int], block: slice, num
     workspace.take_back()
     out = torch.zeros_like(q)
     for group in plan.groups:
-        histories = gather_history(pages, slots, layers.layout, group, block, workspace)
+        histories = gather_history(pages, slots, layers.layout, group, block, workspace, layers.caches[0].frequencies)
         for layer, history in enumerate(histories):
             own = [new[layer][row] for row in group.rows.tolist()]
             k, v = (torch.stack([getattr(sequence, name)[-1] for sequence in own]) for name in ("keys", "values"))
@@ -86,7 +87,9 @@ def by_reference(layers: Layers, q: Tensor, slot_ids: list[int], block: slice) -
     rows = []
     for cache, queries in zip(layers.caches[block], q, strict=True):
         step = cache.step(*slot_ids)
-        rows.append(attend_decode(queries, cache.pages, cache.slots, cache.layout, *step, SCALE))
+        rows.append(
+            attend_decode(queries, cache.pages, cache.slots, cache.layout, *step, SCALE, frequencies=cache.frequencies)
+        )
     return torch.stack(rows)
 
 

@@ -13,7 +13,15 @@ from ottserve.kernels.layout import PageLayout
 G, R, D, J, H = 32, 16, 64, 2, 6
 
 
-@pytest.mark.parametrize("layout", [PageLayout(G, D, 2, 2), PageLayout(G, D, 4, 1, 2), PageLayout(G, D, 16, 16)])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        PageLayout(G, D, 2, 2),
+        PageLayout(G, D, 4, 1, 2),
+        PageLayout(G, D, 16, 16),
+        PageLayout(G, D, 2, 2, turns_keys=True),
+    ],
+)
 @pytest.mark.parametrize("pool", [0, 3])
 def test_chunks_of_several_sequences(make_cache: Any, kit: Any, layout: PageLayout, pool: int) -> None:
     """A first chunk, one token over a long history, an empty one, one over a wrapped tail, one longer than a group."""
@@ -25,7 +33,7 @@ def test_chunks_of_several_sequences(make_cache: Any, kit: Any, layout: PageLayo
     q = torch.randn(sum(chunks) + 3, H, D)
     k, v = kit.random_tokens(sum(chunks) + 3, J, D, seed=99)
     step = cache.step(*range(1, len(chunks) + 1))
-    out = attend_prefill(q, k, v, starts, cache.pages, cache.slots, layout, *step, D**-0.5)
+    out = attend_prefill(q, k, v, starts, cache.pages, cache.slots, layout, *step, D**-0.5, cache.frequencies)
     assert not out[sum(chunks) :].any(), "padding behind the last chunk"
     for row, num_tokens in enumerate(chunks):
         past_k, past_v = cache.stored(row + 1) if histories[row] else torch.zeros(2, 0, J, D, dtype=torch.float64)

@@ -131,6 +131,11 @@ def fill_slot(slots: Slots, slot_id: int, positions: range, num_outliers: int, g
             outliers[slot_id, head, :count] = drawn.to(outliers.dtype)
 
 
+def frequencies_of(layout: PageLayout, device: str = "cpu") -> Tensor | None:
+    """Turns a position of each pair of channels, falling as a model's do."""
+    return 0.3 ** torch.arange(1, layout.head_size // 2 + 1, device=device) if layout.turns_keys else None
+
+
 def relative_error(out: Tensor, reference: Tensor) -> float:
     """‖out − reference‖ / ‖reference‖ in float64; NaN never passes a comparison."""
     out, reference = out.double().cpu(), reference.double().cpu()

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import triton
-from tests.kernels.triton.cache_state import make_state
+from tests.kernels.triton.cache_state import frequencies_of, make_state
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -40,7 +40,7 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: A
     """Stands in for `JITFunction.run`."""
     values = dict(zip(kernel.arg_names, args, strict=False))
     values |= {name: named.pop(name) for name in kernel.arg_names if name in named}
-    constant = {param.name for param in kernel.params if param.is_constexpr}
+    constant = {param.name for param in kernel.params if param.is_constexpr or values[param.name] is None}
     signature = {name: "constexpr" if name in constant else type_of(value) for name, value in values.items()}
     order = list(values)
     aligned = [name for name in order if signature[name].startswith("*")]
@@ -74,12 +74,14 @@ def launch_everything(layout: PageLayout) -> None:
     dtype = layout.exact_dtype
     q, k = torch.zeros(1, 8, layout.head_size, dtype=dtype), torch.zeros(1, 2, layout.head_size, dtype=dtype)
     args = (state.pages, state.slots, layout, state.page_table, state.num_pages, state.slot_ids, state.lengths, 0.1)
-    decode.attend_decode(q, *args)
-    prefill.attend_prefill(q, k, k, torch.tensor([0, 1]).int(), *args)
+    frequencies = frequencies_of(layout)
+    decode.attend_decode(q, *args, frequencies=frequencies)
+    prefill.attend_prefill(q, k, k, torch.tensor([0, 1]).int(), *args, frequencies)
     write_tail.write_tail(state.slots, k, k, state.slot_ids, state.lengths)
     one = torch.ones(1, dtype=torch.int32)
     for fit_rounds in (0, 8):
-        seal.seal(state.pages, state.slots, layout, one, one, one, one, "smallest", fit_rounds, unbiased=fit_rounds > 0)
+        how = "smallest", fit_rounds, fit_rounds > 0, frequencies
+        seal.seal(state.pages, state.slots, layout, one, one, one, one, *how)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from tests.kernels.triton.cache_state import make_state, relative_error
+from tests.kernels.triton.cache_state import frequencies_of, make_state, relative_error
 
 from ottserve.kernels import launch
 from ottserve.kernels.attend_decode import reference, triton
@@ -18,7 +20,11 @@ def both(layout, lengths, *, gqa=4, seed=0, config=None, **state):
     q = q.half()
     args = (cache.pages, cache.slots, layout, cache.page_table, cache.num_pages, cache.slot_ids, cache.lengths)
     scale = layout.head_size**-0.5
-    return triton.attend_decode(q, *args, scale, config), reference.attend_decode(q, *args, scale)
+    frequencies = frequencies_of(layout)
+    return (
+        triton.attend_decode(q, *args, scale, config, frequencies),
+        reference.attend_decode(q, *args, scale, frequencies=frequencies),
+    )
 
 
 @pytest.mark.parametrize("bits", POLICIES, ids=str)
@@ -68,6 +74,15 @@ def test_fine_channels(bits, k_subgroups, fine) -> None:
     layout = PageLayout(128, 64, *bits, k_subgroups, torch.float16, *fine)
     out, expected = both(layout, [300], heads=1)
     assert relative_error(out, expected) < 2e-3
+
+
+@pytest.mark.parametrize(("bits", "k_subgroups", "fine"), [((2, 2), 1, 0), ((4, 16), 2, 16), ((1, 1), 1, 32)], ids=str)
+def test_turned_keys(bits, k_subgroups, fine) -> None:
+    layout = PageLayout(128, 64, *bits, k_subgroups, torch.float16, fine, turns_keys=True)
+    out, expected = both(layout, [300, 430], heads=1)
+    assert relative_error(out, expected) < 2e-3
+    still, _ = both(replace(layout, turns_keys=False), [300, 430], heads=1)
+    assert relative_error(out, still) > 0.1
 
 
 @pytest.mark.parametrize("value_size", [1e-4, 1e4])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.kernels.triton.cache_state import make_state, relative_error
+from tests.kernels.triton.cache_state import frequencies_of, make_state, relative_error
 
 from ottserve.kernels.attend_prefill import reference, triton
 from ottserve.kernels.layout import PageLayout
@@ -18,7 +18,8 @@ def both(layout, lengths, chunks, *, gqa=2, seed=0, dtype=torch.float16, **state
     k, v = torch.randn(num_tokens, 2, heads, D, generator=generator).to(dtype).unbind(1)
     args = (cache.pages, cache.slots, layout, cache.page_table, cache.num_pages, cache.slot_ids, cache.lengths)
     scale = D**-0.5
-    return tuple(op.attend_prefill(q, k, v, starts, *args, scale) for op in (triton, reference))
+    frequencies = frequencies_of(layout)
+    return tuple(op.attend_prefill(q, k, v, starts, *args, scale, frequencies) for op in (triton, reference))
 
 
 @pytest.mark.parametrize("bits", [(2, 2), (1, 1), (4, 2), (8, 8), (16, 16), (16, 2), (2, 16)], ids=str)
@@ -31,6 +32,12 @@ def test_every_policy_equals_the_reference(bits) -> None:
 @pytest.mark.parametrize(("bits", "fine"), [((2, 2), (16, 2)), ((1, 4), (32, 1))])
 def test_fine_channels(bits, fine) -> None:
     out, expected = both(PageLayout(64, 64, *bits, 2, torch.float16, *fine), [170], [5])
+    assert relative_error(out, expected) < 2e-3
+
+
+@pytest.mark.parametrize("fine", [0, 16])
+def test_turned_keys(fine) -> None:
+    out, expected = both(PageLayout(64, 64, 2, 2, 2, torch.float16, fine, turns_keys=True), [170], [5])
     assert relative_error(out, expected) < 2e-3
 
 

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
-from tests.kernels.triton.cache_state import POISON_WORD, make_slots, relative_error
+from tests.kernels.triton.cache_state import POISON_WORD, frequencies_of, make_slots, relative_error
 
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.quantize import dequantize_keys, dequantize_values
@@ -40,7 +40,8 @@ def sealed(
             plant(slots, group, capacity)
         slot_ids, page_ids = torch.tensor([1, 2]).int(), torch.tensor([2 * group + 1, 2 * group + 2]).int()
         first_positions, pools = torch.tensor([first, first]).int(), torch.tensor([pool, 0]).int()
-        op(pages, slots, layout, slot_ids, page_ids, first_positions, pools, keep, fit_rounds, unbiased)
+        frequencies = frequencies_of(layout)
+        op(pages, slots, layout, slot_ids, page_ids, first_positions, pools, keep, fit_rounds, unbiased, frequencies)
     return pages, slots
 
 
@@ -101,6 +102,17 @@ def test_fine_channels_are_equal_bit_for_bit(k_subgroups, fine) -> None:
     pages, _ = sealed(triton.seal, layout, places=0)
     expected, _ = sealed(reference.seal, layout, places=0)
     assert torch.equal(pages, expected)
+
+
+@pytest.mark.parametrize("fine", [0, 16])
+def test_keys_are_turned_back(fine) -> None:
+    layout = PageLayout(32, 64, 4, 2, 2, torch.float16, fine, turns_keys=True)
+    pages, slots = sealed(triton.seal, layout)
+    expected, expected_slots = sealed(reference.seal, layout)
+    assert_same_slots(slots, expected_slots)
+    assert relative_error(dequantize_keys(pages[1:5], layout), dequantize_keys(expected[1:5], layout)) < 1e-3
+    still, _ = sealed(reference.seal, replace(layout, turns_keys=False))
+    assert relative_error(dequantize_keys(still[1:5], layout), dequantize_keys(expected[1:5], layout)) > 0.1
 
 
 @pytest.mark.parametrize("unbiased", [False, True])

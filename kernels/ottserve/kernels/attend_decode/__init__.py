@@ -35,6 +35,7 @@ def attend_decode(
     lengths: Tensor,
     scale: float,
     plan: DecodePlan | None = None,
+    frequencies: Tensor | None = None,
 ) -> Tensor:
     """Attention of N rows of one layer: one softmax over pages (replaced tokens at −∞), outliers and tail.
 
@@ -50,6 +51,7 @@ def attend_decode(
         lengths: int32 `[N]`, tokens stored, the query's own among them; the tail is positions num_pages·G … lengths−1.
         scale: of the scores, usually D^−½.
         plan: what `plan_decode` made of the same ids and counts; spares the reference that work in every layer.
+        frequencies: fp32 `[D/2]`, with which keys were turned back when sealed, where the layout says so.
 
     Returns:
         `[N, H, D]` in q's dtype; a row of length 0 gives zeros.
@@ -57,5 +59,9 @@ def attend_decode(
     if q.is_cuda:
         from ottserve.kernels.attend_decode import triton  # noqa: PLC0415 - Triton is installed only where a GPU is
 
-        return triton.attend_decode(q, pages, slots, layout, page_table, num_pages, slot_ids, lengths, scale)
-    return reference.attend_decode(q, pages, slots, layout, page_table, num_pages, slot_ids, lengths, scale, plan)
+        return triton.attend_decode(
+            q, pages, slots, layout, page_table, num_pages, slot_ids, lengths, scale, frequencies=frequencies
+        )
+    return reference.attend_decode(
+        q, pages, slots, layout, page_table, num_pages, slot_ids, lengths, scale, plan, frequencies
+    )

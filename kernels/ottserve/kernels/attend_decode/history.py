@@ -20,6 +20,7 @@ from ottserve.kernels.attend_decode.workspace import Workspace
 from ottserve.kernels.layout import EXACT_BITS, PageLayout
 from ottserve.kernels.quantize.dequantize import dequantize_keys_into, dequantize_values_into
 from ottserve.kernels.quantize.packing import replaced_tokens
+from ottserve.kernels.rotary import turn_pages
 from ottserve.kernels.slots import Slots
 
 ELEMENTS_AT_ONCE = 2**19
@@ -51,7 +52,13 @@ def history_bytes(slots: Slots, layout: PageLayout, group: RowGroup) -> int:
 
 
 def gather_history(
-    pages: Tensor, slots: Slots, layout: PageLayout, group: RowGroup, layers: slice, workspace: Workspace
+    pages: Tensor,
+    slots: Slots,
+    layout: PageLayout,
+    group: RowGroup,
+    layers: slice,
+    workspace: Workspace,
+    frequencies: Tensor | None = None,
 ) -> tuple[History, ...]:
     """Read what the rows of a group have stored in some layers.
 
@@ -61,6 +68,7 @@ def gather_history(
         group: of a plan made with `num_new=1`.
         layers: which layers, at least one.
         workspace: lends the memory of the result.
+        frequencies: as in `attend_decode`.
 
     Returns:
         One value a layer. As in `attend_decode`, nothing but live memory counts.
@@ -76,6 +84,7 @@ def gather_history(
     if S:
         traced = num_outliers > 0
         _lay_sealed(keys[..., :S, :], values[0][..., :S, :], bias[..., :S], pages, layout, group, layers, traced=traced)
+        turn_pages(keys[..., :S, :].unflatten(3, (group.max_pages, layout.group)), layout, frequencies)
     parts = (keys, bias.unsqueeze(-2), keys[..., -1, :], exact_values[..., -1, :], *values)
     by_layer = zip(*(part.flatten(1, 2).unbind() for part in parts), strict=True)
     return tuple(

@@ -15,6 +15,7 @@ from ottserve.kernels.attend_decode.plan import DecodePlan, RowGroup, plan_decod
 from ottserve.kernels.layout import EXACT_BITS, PageLayout
 from ottserve.kernels.quantize.dequantize import dequantize_keys_into, dequantize_values_into
 from ottserve.kernels.quantize.packing import replaced_tokens
+from ottserve.kernels.rotary import turn_pages
 from ottserve.kernels.slots import Slots
 
 
@@ -29,20 +30,29 @@ def attend_decode(
     lengths: Tensor,
     scale: float,
     plan: DecodePlan | None = None,
+    frequencies: Tensor | None = None,
 ) -> Tensor:
     """See `ottserve.kernels.attend_decode.attend_decode`."""
     if plan is None:
         plan = plan_decode(page_table, num_pages, slot_ids, lengths, layout.group, slots.tail_k.shape[2])
     queries = q.float() * scale
     if len(plan.groups) == 1 and len(plan.groups[0].rows) == len(q) == 1:
-        return _attend_group(queries, pages, slots, layout, plan.groups[0]).to(q.dtype)
+        return _attend_group(queries, pages, slots, layout, plan.groups[0], frequencies).to(q.dtype)
     out = torch.zeros_like(queries)
     for group in plan.groups:
-        out.index_copy_(0, group.rows, _attend_group(queries[group.rows], pages, slots, layout, group))
+        attended = _attend_group(queries[group.rows], pages, slots, layout, group, frequencies)
+        out.index_copy_(0, group.rows, attended)
     return out.to(q.dtype)
 
 
-def _attend_group(queries: Tensor, pages: Tensor, slots: Slots, layout: PageLayout, group: RowGroup) -> Tensor:
+def _attend_group(
+    queries: Tensor,
+    pages: Tensor,
+    slots: Slots,
+    layout: PageLayout,
+    group: RowGroup,
+    frequencies: Tensor | None,
+) -> Tensor:
     """Attention of n rows, `[n, H, D]` of scaled queries, fp32."""
     n, H, D = queries.shape
     J = pages.shape[1]
@@ -58,6 +68,7 @@ def _attend_group(queries: Tensor, pages: Tensor, slots: Slots, layout: PageLayo
         blocks = blocks.view(n, group.max_pages, J, -1).transpose(1, 2)
         sealed_shape = (n, J, group.max_pages, layout.group, D)
         dequantize_keys_into(keys[:, :, :num_sealed].view(sealed_shape), blocks, layout)
+        turn_pages(keys[:, :, :num_sealed].view(sealed_shape), layout, frequencies)
         dequantize_values_into(values[:, :, :num_sealed].view(sealed_shape), blocks, layout)
         dead = torch.cat([_dead_sealed(blocks, layout, group, has_outliers=num_rows > 0), dead], 2)
     scores = torch.bmm(queries.reshape(n * J, H // J, D), keys.view(n * J, T, D).mT)

@@ -30,6 +30,8 @@ from ottserve.kernels.device import (
     replaced_bias,
 )
 from ottserve.kernels.layout import PageLayout
+from ottserve.kernels.rotary import for_layout
+from ottserve.kernels.rotary.triton import turned_scores
 from ottserve.kernels.slots import Slots
 from ottserve.kernels.supported import check, check_queries, check_vectors
 
@@ -73,6 +75,8 @@ def packed_scores(
 @triton.jit
 def page_scores(
     p_page,
+    first_position,
+    p_frequencies,
     o_d,
     b_q,
     LAYOUT: tl.constexpr,
@@ -83,11 +87,14 @@ def page_scores(
     """Scores of a page, a tuple of fp32 `[ROWS, HEADS]`; replaced tokens at −∞. `b_q` in the operand's dtype."""
     scores = ()
     for block in tl.static_range(LAYOUT.group // ROWS):
-        b_k = LOAD_KEYS(p_page, o_d, LAYOUT, block, ROWS, KEY_MODE)
-        if LAYOUT.k_bits == 16:
-            b_s = tl.dot(b_k, b_q)
+        if LAYOUT.turns_keys:
+            b_s = turned_scores(p_page, first_position, p_frequencies, b_q, LAYOUT, block, ROWS, KEY_MODE)
         else:
-            b_s = packed_scores(p_page, o_d, b_q, b_k, LAYOUT, block, ROWS, KEY_MODE)
+            b_k = LOAD_KEYS(p_page, o_d, LAYOUT, block, ROWS, KEY_MODE)
+            if LAYOUT.k_bits == 16:
+                b_s = tl.dot(b_k, b_q)
+            else:
+                b_s = packed_scores(p_page, o_d, b_q, b_k, LAYOUT, block, ROWS, KEY_MODE)
         b_s += replaced_bias(p_page, LAYOUT, block, ROWS)[:, None]
         scores = scores + (b_s,)  # type: ignore[assignment]
     return scores
@@ -103,6 +110,7 @@ def attend_pages(
     b_q,
     b_factor,
     o_d,
+    p_frequencies,
     J: tl.constexpr,
     LAYOUT: tl.constexpr,
     LOAD_KEYS: tl.constexpr,
@@ -130,7 +138,7 @@ def attend_pages(
         if LAYOUT.v_bits != 16:
             p_next = p_pages + (page_id.to(tl.int64) * J + i_head) * LAYOUT.words
             prefetch_sectors(p_next + LAYOUT.value_scale_at, 2 * LAYOUT.value_scale_words, VALUE_MODE)
-        scores = page_scores(p_page, o_d, b_q, LAYOUT, LOAD_KEYS, KEY_MODE, ROWS)
+        scores = page_scores(p_page, i_page * LAYOUT.group, p_frequencies, o_d, b_q, LAYOUT, LOAD_KEYS, KEY_MODE, ROWS)
         new_max = tl.max(largest_of(scores), 0) * b_factor
         if LAYOUT.v_bits != 16:
             largest_scale = tl.max(load_scales(p_page + LAYOUT.value_scale_at, 0, LAYOUT.group), 0).to(tl.float32)
@@ -220,6 +228,7 @@ def attend_split_kernel(
     p_num_pages,
     p_slot_ids,
     p_lengths,
+    p_frequencies,
     p_part,
     p_part_max,
     p_part_sum,
@@ -293,6 +302,7 @@ def attend_split_kernel(
             b_q.to(EXACT if LAYOUT.k_bits == 16 else tl.float16),
             b_factor,
             o_d,
+            p_frequencies,
             J,
             LAYOUT,
             LOAD_KEYS,
@@ -357,10 +367,13 @@ def attend_decode(
     lengths: Tensor,
     scale: float,
     config: launch.DecodeConfig | None = None,
+    frequencies: Tensor | None = None,
 ) -> Tensor:
     """See `ottserve.kernels.attend_decode.attend_decode`. Two launches, no host synchronisation."""
     check(layout, pages, slots)
     check_queries(q, pages.shape[1])
+    if layout.turns_keys:
+        for_layout(layout, frequencies)
     check_vectors(num_pages=num_pages, slot_ids=slot_ids, lengths=lengths)
     N, H, D = q.shape
     J, C = slots.tail_k.shape[1:3]
@@ -383,6 +396,7 @@ def attend_decode(
         num_pages,
         slot_ids,
         lengths,
+        frequencies,
         part,
         part_max,
         part_sum,

@@ -22,6 +22,7 @@ def attend_prefill(
     slot_ids: Tensor,
     lengths: Tensor,
     scale: float,
+    frequencies: Tensor | None = None,
 ) -> Tensor:
     """Attention of N chunks of one layer: each query sees its sequence's history as stored, and its chunk causally.
 
@@ -37,6 +38,7 @@ def attend_prefill(
         page_table: int32 `[N, B]`; entries from num_pages[n] on are never read as ids.
         num_pages, slot_ids, lengths: int32 `[N]`; `lengths` counts stored tokens, without the chunk.
         scale: of the scores, usually D^−½.
+        frequencies: fp32 `[D/2]`, with which keys were turned back when sealed, where the layout says so.
 
     Returns:
         `[T, H, D]` in q's dtype; zeros for tokens before starts[0] and from starts[N] on.
@@ -45,8 +47,8 @@ def attend_prefill(
         from ottserve.kernels.attend_prefill import triton  # noqa: PLC0415 - Triton is installed only where a GPU is
 
         return triton.attend_prefill(
-            q, k, v, starts, pages, slots, layout, page_table, num_pages, slot_ids, lengths, scale
+            q, k, v, starts, pages, slots, layout, page_table, num_pages, slot_ids, lengths, scale, frequencies
         )
     return reference.attend_prefill(
-        q, k, v, starts, pages, slots, layout, page_table, num_pages, slot_ids, lengths, scale
+        q, k, v, starts, pages, slots, layout, page_table, num_pages, slot_ids, lengths, scale, frequencies
     )

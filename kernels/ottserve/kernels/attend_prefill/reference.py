@@ -26,6 +26,7 @@ def attend_prefill(
     slot_ids: Tensor,
     lengths: Tensor,
     scale: float,
+    frequencies: Tensor | None = None,
 ) -> Tensor:
     """See `ottserve.kernels.attend_prefill.attend_prefill`."""
     out = torch.zeros_like(q)
@@ -38,7 +39,7 @@ def attend_prefill(
         if length == 0:
             out[chunk] = _attend_itself(q[chunk], k[chunk], v[chunk], scale)
             continue
-        history = stored_tokens(pages, slots, layout, page_table[row, :row_pages], slot_id, length)
+        history = stored_tokens(pages, slots, layout, page_table[row, :row_pages], slot_id, length, frequencies)
         _attend_chunk(q[chunk], k[chunk], v[chunk], history, scale, out[chunk])
     return out
 

@@ -26,6 +26,8 @@ from ottserve.kernels.device import (
     replaced_bias,
 )
 from ottserve.kernels.layout import PageLayout
+from ottserve.kernels.rotary import for_layout
+from ottserve.kernels.rotary.triton import turned_scores
 from ottserve.kernels.slots import Slots
 from ottserve.kernels.supported import check, check_queries, check_vectors
 
@@ -90,6 +92,8 @@ def packed_row_scores(
 @triton.jit
 def attend_page(
     p_page,
+    first_position,
+    p_frequencies,
     o_d,
     b_q,
     b_factor,
@@ -106,11 +110,15 @@ def attend_page(
     """One step of the online softmax over a page. The running maximum bounds score + log2(value scale)."""
     scores, maxima = (), ()
     for block in tl.static_range(LAYOUT.group // ROWS):
-        b_k = LOAD_KEYS(p_page, o_d, LAYOUT, block, ROWS, KEY_MODE)
-        if LAYOUT.k_bits == 16:
-            b_s = tl.dot(b_q, tl.trans(b_k))
+        if LAYOUT.turns_keys:
+            b_t = tl.trans(b_q)
+            b_s = tl.trans(turned_scores(p_page, first_position, p_frequencies, b_t, LAYOUT, block, ROWS, KEY_MODE))
         else:
-            b_s = packed_row_scores(p_page, o_d, b_q, b_k, LAYOUT, block, ROWS, KEY_MODE)
+            b_k = LOAD_KEYS(p_page, o_d, LAYOUT, block, ROWS, KEY_MODE)
+            if LAYOUT.k_bits == 16:
+                b_s = tl.dot(b_q, tl.trans(b_k))
+            else:
+                b_s = packed_row_scores(p_page, o_d, b_q, b_k, LAYOUT, block, ROWS, KEY_MODE)
         b_s = b_s * b_factor[:, None] + replaced_bias(p_page, LAYOUT, block, ROWS)[None, :]
         scores = scores + (b_s,)  # type: ignore[assignment]
         maxima = maxima + (tl.max(b_s, 1),)  # type: ignore[assignment]
@@ -222,6 +230,7 @@ def attend_history_kernel(
     p_num_pages,
     p_slot_ids,
     p_lengths,
+    p_frequencies,
     p_out,
     scale_log2,
     N,
@@ -279,6 +288,8 @@ def attend_history_kernel(
         page_id = tl.load(p_page_table + i_page).to(tl.int64)
         b_max, b_sum, b_acc = attend_page(
             p_pages + (page_id * J + i_head) * LAYOUT.words,
+            i_page * LAYOUT.group,
+            p_frequencies,
             o_d,
             b_q_page,
             b_factor,
@@ -344,10 +355,13 @@ def attend_prefill(
     slot_ids: Tensor,
     lengths: Tensor,
     scale: float,
+    frequencies: Tensor | None = None,
 ) -> Tensor:
     """See `ottserve.kernels.attend_prefill.attend_prefill`. One launch, no host synchronisation."""
     check(layout, pages, slots)
     check_queries(q, pages.shape[1])
+    if layout.turns_keys:
+        for_layout(layout, frequencies)
     check_vectors(starts=starts, num_pages=num_pages, slot_ids=slot_ids, lengths=lengths)
     for name, tensor in (("k", k), ("v", v)):
         if tensor.stride(2) != 1:
@@ -373,6 +387,7 @@ def attend_prefill(
         num_pages,
         slot_ids,
         lengths,
+        frequencies,
         out,
         scale * LOG2_E,
         N,

@@ -23,6 +23,7 @@ def seal(
     fit_rounds: int = 0,
     *,
     unbiased: bool = False,
+    frequencies: Tensor | None = None,
 ) -> None:
     """Seal the oldest group of M tails into M pages. Rows and KV heads are independent of each other.
 
@@ -43,6 +44,8 @@ def seal(
         keep: which scores are outliers; "smallest" is right, "largest" is for comparison.
         fit_rounds: least-squares rounds of the quantiser.
         unbiased: whether scales of values are widened in the end; those of keys too where the layout `widens_keys`.
+        frequencies: fp32 `[D/2]`, by which keys are turned back first where the layout says so (`rotary`). Scores and
+            outliers are of keys as they are.
 
     For all layers at once flatten L into P and S and offset ids by l·P and l·S.
 
@@ -51,6 +54,19 @@ def seal(
     if pages.is_cuda:
         from ottserve.kernels.seal import triton  # noqa: PLC0415 - Triton is installed only where a GPU is
 
-        triton.seal(pages, slots, layout, slot_ids, page_ids, first_positions, pool_sizes, keep, fit_rounds, unbiased)
-        return
-    reference.seal(pages, slots, layout, slot_ids, page_ids, first_positions, pool_sizes, keep, fit_rounds, unbiased)
+        backend = triton.seal
+    else:
+        backend = reference.seal
+    backend(
+        pages,
+        slots,
+        layout,
+        slot_ids,
+        page_ids,
+        first_positions,
+        pool_sizes,
+        keep,
+        fit_rounds,
+        unbiased,
+        frequencies,
+    )

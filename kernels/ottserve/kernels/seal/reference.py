@@ -10,6 +10,7 @@ from torch import Tensor
 from ottserve.kernels.layout import EXACT_BITS, PageLayout
 from ottserve.kernels.quantize.packing import pack, pack_mask
 from ottserve.kernels.quantize.reference import quantize
+from ottserve.kernels.rotary import for_layout, turn
 from ottserve.kernels.seal.outliers import admit
 from ottserve.kernels.slots import Slots
 
@@ -28,6 +29,7 @@ def seal(
     keep: Literal["smallest", "largest"],
     fit_rounds: int,
     unbiased: bool = False,
+    frequencies: Tensor | None = None,
 ) -> None:
     """See `ottserve.kernels.seal.seal`."""
     _, heads, _, head_size = slots.tail_k.shape
@@ -35,7 +37,7 @@ def seal(
     arguments = (slot_ids.long(), page_ids.long(), first_positions, pool_sizes)
     portions = zip(*(argument.split(at_once) for argument in arguments), strict=True)
     for slot_rows, page_rows, firsts, pools in portions:
-        _seal_rows(pages, slots, layout, slot_rows, page_rows, firsts, pools, keep, fit_rounds, unbiased)
+        _seal_rows(pages, slots, layout, slot_rows, page_rows, firsts, pools, keep, fit_rounds, unbiased, frequencies)
 
 
 def _seal_rows(
@@ -49,11 +51,14 @@ def _seal_rows(
     keep: Literal["smallest", "largest"],
     fit_rounds: int,
     unbiased: bool,
+    frequencies: Tensor | None,
 ) -> None:
     tokens = first_positions[:, None] + torch.arange(layout.group, device=pages.device)
     ring = tokens % slots.tail_k.shape[2]
     keys, values = (_group(tail, slot_ids, ring) for tail in (slots.tail_k, slots.tail_v))
     replaced = admit(slots, keys, values, slot_ids, tokens, pool_sizes, keep)
+    if layout.turns_keys:
+        keys = turn(keys.float(), tokens[:, None], for_layout(layout, frequencies), back=True)
     blocks = pages.new_empty(len(page_ids), *pages.shape[1:])
     _store_keys(blocks, layout, keys, replaced, fit_rounds, unbiased and layout.widens_keys)
     _store_values(blocks, layout, values, replaced, fit_rounds, unbiased)

@@ -7,10 +7,13 @@ from typing import Literal
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
 from ottserve.kernels import launch
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.quantize.triton import pack_fields, quantize
+from ottserve.kernels.rotary import for_layout
+from ottserve.kernels.rotary.triton import load_group
 from ottserve.kernels.slots import Slots
 from ottserve.kernels.supported import check, check_vectors
 
@@ -106,10 +109,13 @@ def seal_keys(
     p_tail,
     b_ring,
     b_won,
+    first_position,
+    p_frequencies,
     LAYOUT: tl.constexpr,
     CHANNELS: tl.constexpr,
     FIT: tl.constexpr,
     UNBIASED: tl.constexpr,
+    IN_ASM: tl.constexpr,
 ):
     """Key codes, scales and zeros of the page, CHANNELS channels at a time."""
     G: tl.constexpr = LAYOUT.group
@@ -118,12 +124,12 @@ def seal_keys(
     for start in range(0, D, CHANNELS):
         o_d = start + tl.arange(0, CHANNELS)
         m_d = (o_d < D)[None, :]
-        b_keys = tl.load(p_tail + b_ring[:, None] * D + o_d[None, :], mask=m_d, other=0.0)
         p_words = p_page + tl.arange(0, LAYOUT.key_rows)[:, None] * D + o_d[None, :]
         if LAYOUT.k_bits == 16:
+            b_keys = tl.load(p_tail + b_ring[:, None] * D + o_d[None, :], mask=m_d, other=0.0)
             tl.store(p_words, b_keys.to(tl.int16, bitcast=True), mask=m_d)
         else:
-            b_keys = b_keys.to(tl.float32)
+            b_keys = load_group(p_tail, b_ring, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
             b_keys = tl.where(b_won[:, None] != 0, mean_of_others(b_keys, b_won), b_keys)
             b_parts = tl.reshape(b_keys, [PARTS, G // PARTS, CHANNELS])
             m_parts = tl.full(b_parts.shape, True, tl.int1)
@@ -138,12 +144,21 @@ def seal_keys(
 
 
 @triton.jit
-def choose_fine(p_page, p_tail, b_ring, b_won, LAYOUT: tl.constexpr, BD: tl.constexpr):
+def choose_fine(
+    p_page,
+    p_tail,
+    b_ring,
+    b_won,
+    first_position,
+    p_frequencies,
+    LAYOUT: tl.constexpr,
+    BD: tl.constexpr,
+    IN_ASM: tl.constexpr,
+):
     """Store the numbers of the k_fine channels that vary most over the group, ascending; the lower first of equals."""
     o_d = tl.arange(0, BD)
     m_d = o_d < LAYOUT.head_size
-    b_keys = tl.load(p_tail + b_ring[:, None] * LAYOUT.head_size + o_d[None, :], mask=m_d[None, :], other=0.0)
-    b_keys = b_keys.to(tl.float32)
+    b_keys = load_group(p_tail, b_ring, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
     b_keys = tl.where(b_won[:, None] != 0, mean_of_others(b_keys, b_won), b_keys)
     b_centred = b_keys - tl.sum(b_keys, 0)[None, :] / LAYOUT.group
     b_spread = tl.where(m_d, tl.sum(b_centred * b_centred, 0), -1.0)
@@ -156,7 +171,18 @@ def choose_fine(p_page, p_tail, b_ring, b_won, LAYOUT: tl.constexpr, BD: tl.cons
 
 
 @triton.jit
-def seal_fine_keys(p_page, p_tail, b_ring, b_won, LAYOUT: tl.constexpr, FIT: tl.constexpr, UNBIASED: tl.constexpr):
+def seal_fine_keys(
+    p_page,
+    p_tail,
+    b_ring,
+    b_won,
+    first_position,
+    p_frequencies,
+    LAYOUT: tl.constexpr,
+    FIT: tl.constexpr,
+    UNBIASED: tl.constexpr,
+    IN_ASM: tl.constexpr,
+):
     """Longer codes, scales and zeros of the fine channels, in place of those that `seal_keys` has stored; 16 a time."""
     G: tl.constexpr = LAYOUT.group
     D: tl.constexpr = LAYOUT.head_size
@@ -166,7 +192,7 @@ def seal_fine_keys(p_page, p_tail, b_ring, b_won, LAYOUT: tl.constexpr, FIT: tl.
         o_fine = start + tl.arange(0, 16)
         p_channels = (p_page + LAYOUT.fine_channels_at).to(tl.pointer_type(tl.uint8))
         o_d = tl.load(p_channels + o_fine).to(tl.int32)
-        b_keys = tl.load(p_tail + b_ring[:, None] * D + o_d[None, :]).to(tl.float32)
+        b_keys = load_group(p_tail, b_ring, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
         b_keys = tl.where(b_won[:, None] != 0, mean_of_others(b_keys, b_won), b_keys)
         b_parts = tl.reshape(b_keys, [PARTS, G // PARTS, 16])
         m_parts = tl.full(b_parts.shape, True, tl.int1)
@@ -241,6 +267,7 @@ def seal_kernel(
     p_page_ids,
     p_first_positions,
     p_pool_sizes,
+    p_frequencies,
     J: tl.constexpr,
     LAYOUT: tl.constexpr,
     CAPACITY: tl.constexpr,
@@ -252,6 +279,7 @@ def seal_kernel(
     KEEP_SMALLEST: tl.constexpr,
     FIT: tl.constexpr,
     UNBIASED: tl.constexpr,
+    IN_ASM: tl.constexpr,
 ):
     """One KV head of one (slot, page) pair."""
     i_pair, i_head = tl.program_id(0), tl.program_id(1)
@@ -281,11 +309,11 @@ def seal_kernel(
         )
         keep_outliers(p_tail_k, p_outlier_k + slot * PLACES * D, b_ring, b_won, o_rows, D, BD)
         keep_outliers(p_tail_v, p_outlier_v + slot * PLACES * D, b_ring, b_won, o_rows, D, BD)
-    seal_keys(p_page, p_tail_k, b_ring, b_won, LAYOUT, CHANNELS, FIT, UNBIASED)
+    seal_keys(p_page, p_tail_k, b_ring, b_won, first_position, p_frequencies, LAYOUT, CHANNELS, FIT, UNBIASED, IN_ASM)
     if LAYOUT.k_fine:
-        choose_fine(p_page, p_tail_k, b_ring, b_won, LAYOUT, BD)
+        choose_fine(p_page, p_tail_k, b_ring, b_won, first_position, p_frequencies, LAYOUT, BD, IN_ASM)
         tl.debug_barrier()
-        seal_fine_keys(p_page, p_tail_k, b_ring, b_won, LAYOUT, FIT, UNBIASED)
+        seal_fine_keys(p_page, p_tail_k, b_ring, b_won, first_position, p_frequencies, LAYOUT, FIT, UNBIASED, IN_ASM)
     seal_values(p_page, p_tail_v, first_position, b_ring, b_won, LAYOUT, CAPACITY, BD, COLUMNS, FIT, UNBIASED)
     b_mask = tl.sum(tl.reshape(b_won, [G // 16, 16]) << tl.arange(0, 16)[None, :], 1)
     tl.store(p_page + LAYOUT.mask_at + tl.arange(0, G // 16), b_mask.to(tl.int16))
@@ -302,9 +330,12 @@ def seal(
     keep: Literal["smallest", "largest"],
     fit_rounds: int,
     unbiased: bool = False,
+    frequencies: Tensor | None = None,
 ) -> None:
     """See `ottserve.kernels.seal.seal`. One launch, no host synchronisation."""
     check(layout, pages, slots)
+    if layout.turns_keys:
+        for_layout(layout, frequencies)
     check_vectors(slot_ids=slot_ids, page_ids=page_ids, first_positions=first_positions, pool_sizes=pool_sizes)
     M, J = len(page_ids), pages.shape[1]
     if M == 0:
@@ -325,6 +356,7 @@ def seal(
         page_ids,
         first_positions,
         pool_sizes,
+        frequencies,
         J=J,
         LAYOUT=layout,
         CAPACITY=slots.tail_k.shape[2],
@@ -336,5 +368,6 @@ def seal(
         KEEP_SMALLEST=keep == "smallest",
         FIT=fit_rounds,
         UNBIASED=unbiased,
+        IN_ASM=not knobs.runtime.interpret,
         num_warps=warps,
     )
