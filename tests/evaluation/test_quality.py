@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ottserve.evaluation import quality
+from ottserve.evaluation import plots, quality
 from ottserve.evaluation.policies import parse_policies
 from ottserve.evaluation.quality import Evaluation, evaluate
 from ottserve.evaluation.sweep import Outcome
@@ -21,8 +21,14 @@ def text(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than measuring a tiny model."""
+    monkeypatch.setattr(plots, "draw", lambda outcomes, points, folder: None)
+
+
 def run(model: LoadedModel, text: Path, rows: str, out: Path) -> list[Outcome]:
-    wanted = Evaluation((text,), tuple(parse_policies(rows)), 200, out)
+    wanted = Evaluation((text,), tuple(parse_policies(rows)), 200, out, out)
     return evaluate(model, wanted, lambda name, num_tokens: None)
 
 
@@ -36,9 +42,11 @@ def test_report_has_every_row(tiny_model: LoadedModel, text: Path, tmp_path: Pat
     table = (out / "evaluation.md").read_text()
     assert f"| {outcomes[1].quality.kl:.4f} |" in table
     assert "signs, 200 tokens" in table
-    assert (out / "evaluation.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("kl-by-length", "kl-since-seal", "pareto"):
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_only_what_is_missing_is_measured(
     tiny_model: LoadedModel, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +67,27 @@ def test_only_what_is_missing_is_measured(
     assert measured == ["ott:group=32,window=16", "kivi:group=32,window=16"]
 
 
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("spoil", ["format", "positions"])
+def test_what_can_not_be_read_is_measured_again(
+    tiny_model: LoadedModel, text: Path, tmp_path: Path, spoil: str
+) -> None:
+    rows = "kivi:group=32,window=16 ott:group=32,window=16"
+    first = run(tiny_model, text, rows, tmp_path)
+    results = tmp_path / "evaluation.json"
+    content = json.loads(results.read_text())
+    assert content["differences"][0]["policy"] == "kivi:group=32,window=16"
+    arrays = sorted((tmp_path / "positions").iterdir())
+    assert len(arrays) == 2
+    if spoil == "format":
+        results.write_text(json.dumps({**content, "format": 1, "rows": [{"an older": "record"}]}))
+    else:
+        arrays[0].unlink()
+    assert run(tiny_model, text, rows, tmp_path) == first
+    assert sorted((tmp_path / "positions").iterdir()) == arrays
+
+
 def test_two_texts_of_one_name_are_refused(tiny_model: LoadedModel, text: Path, tmp_path: Path) -> None:
-    wanted = Evaluation((text, text), tuple(parse_policies("kivi")), 200, tmp_path)
+    wanted = Evaluation((text, text), tuple(parse_policies("kivi")), 200, tmp_path, tmp_path)
     with pytest.raises(ValueError, match="the names must differ"):
         evaluate(tiny_model, wanted, lambda name, num_tokens: None)

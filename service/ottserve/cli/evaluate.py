@@ -32,6 +32,9 @@ def evaluate(
     policies: Policies = "fp16 kivi ott ott:keep=largest",
     tokens: Annotated[int, typer.Option(help="Tokens of each text, from its beginning.", min=1)] = 8192,
     out: Annotated[Path, typer.Option(help="Folder of the report.", file_okay=False)] = Path("evaluation"),
+    pictures: Annotated[
+        Path | None, typer.Option(help="Folder of the plots, where it is not --out.", file_okay=False)
+    ] = None,
     model: Model = "smollm2-135m-instruct",
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -48,7 +51,7 @@ def evaluate(
     from ottserve.workers.settings import ModelSettings
 
     try:
-        wanted = Evaluation(tuple(text), tuple(parse_policies(policies)), tokens, out)
+        wanted = Evaluation(tuple(text), tuple(parse_policies(policies)), tokens, out, pictures or out)
         settings = ModelSettings.model_validate({"path": model, "dtype": dtype, "device": device})
         loaded = load_model(settings, lambda message: typer.echo(message, err=True))
         outcomes = _with_progress(loaded, wanted)

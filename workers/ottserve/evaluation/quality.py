@@ -8,8 +8,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ottserve.evaluation import report
+from ottserve.evaluation import plots, report
+from ottserve.evaluation.differences import differences
 from ottserve.evaluation.environment import environment, model_name, versions
+from ottserve.evaluation.pareto import points_in, points_of
 from ottserve.evaluation.policies import PolicyRow
 from ottserve.evaluation.results import Results, Subject
 from ottserve.evaluation.sweep import Outcome, sweep
@@ -26,13 +28,15 @@ class Evaluation:
         texts: files, see `texts.read_text`.
         rows: caches to compare with the policy fp16.
         num_tokens: of each text, from its beginning.
-        out: folder of `evaluation.json`, `evaluation.md` and `evaluation.png`.
+        out: folder of `evaluation.json`, `evaluation.md` and what each position shows.
+        pictures: folder of the plots.
     """
 
     texts: tuple[Path, ...]
     rows: tuple[PolicyRow, ...]
     num_tokens: int
     out: Path
+    pictures: Path
 
 
 def evaluate(model: LoadedModel, evaluation: Evaluation, advance: Callable[[str, int], None]) -> list[Outcome]:
@@ -49,10 +53,12 @@ def evaluate(model: LoadedModel, evaluation: Evaluation, advance: Callable[[str,
     texts = [tokenise(path, tokenizer, evaluation.num_tokens) for path in evaluation.texts]
     if len({text.name for text in texts}) < len(texts):
         raise ValueError(f"texts: {', '.join(text.name for text in texts)}: the names must differ")
-    results = Results(evaluation.out / "evaluation.json")
+    results = Results(evaluation.out)
     outcomes = [outcome for text in texts for outcome in _measure(model, evaluation.rows, text, results, advance)]
-    (evaluation.out / "evaluation.md").write_text(report.markdown(outcomes, _measured_on(model)))
-    report.plot(outcomes, evaluation.out / "evaluation.png")
+    apart = differences(outcomes)
+    results.compare(apart)
+    (evaluation.out / "evaluation.md").write_text(report.markdown(outcomes, apart, _measured_on(model)))
+    plots.draw(outcomes, points_of(outcomes) + points_in(evaluation.out), evaluation.pictures)
     return outcomes
 
 

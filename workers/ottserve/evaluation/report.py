@@ -1,15 +1,18 @@
-"""Outcomes as a table and as a plot. Measures nothing and keeps nothing."""
+"""Outcomes as tables: the few columns of a terminal, the whole report in Markdown. Measures nothing, keeps nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 
-from ottserve.evaluation.measures import POSITIONS_PER_POINT
+from ottserve.evaluation.differences import Difference
+from ottserve.evaluation.measures import NUM_PARTS
 from ottserve.evaluation.sweep import Outcome
 
-COLUMNS = ("policy", "bits an element", "KL, nats", "KL p99", "same top-1", "perplexity", "ratio")
+COLUMNS = ("policy", "bits an element", "KL, nats", "95 %", "KL p99", "same top-1", "perplexity", "ratio")
+PARTS_COLUMNS = ("policy", *(f"{part}/{NUM_PARTS}" for part in range(1, NUM_PARTS + 1)))
+DIFFERENCE_COLUMNS = ("policy", "other", "KL − KL of the other", "95 %", "settled")
+NO_FIGURE = "–"
 
 
 def row(outcome: Outcome) -> tuple[str, ...]:
@@ -19,6 +22,7 @@ def row(outcome: Outcome) -> tuple[str, ...]:
         outcome.policy,
         f"{outcome.page_bits_per_element:.3f}",
         f"{quality.kl:.4f}",
+        f"{quality.kl_low:.4f} to {quality.kl_high:.4f}",
         f"{quality.kl_p99:.3f}",
         f"{quality.same_top1:.3f}",
         f"{quality.perplexity:.3f}",
@@ -34,40 +38,43 @@ def by_text(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[Outcome]]]:
         yield f"{text}, {first.num_tokens:,} tokens, fp16 perplexity {first.reference_perplexity:.2f}", found
 
 
-def markdown(outcomes: Sequence[Outcome], measured: str) -> str:
+def markdown(outcomes: Sequence[Outcome], differences: Sequence[Difference], measured: str) -> str:
     """The report.
 
     Args:
+        differences: between the outcomes.
         measured: one line on the model and the machine.
     """
     lines = [f"# KL to the exact cache\n\nPrinted by `ottserve evaluate`. {measured}\n"]
     for title, found in by_text(outcomes):
+        apart = [difference for difference in differences if difference.text == found[0].text]
+        by_length = [_parts(outcome.policy, outcome.quality.kl_by_length) for outcome in found]
+        since_seal = [_parts(outcome.policy, outcome.quality.kl_since_seal) for outcome in found]
         lines.append(f"\n## {title}\n")
-        lines += [_table_line(COLUMNS), _table_line(["---"] * len(COLUMNS)), *map(_table_line, map(row, found))]
+        lines += _table(COLUMNS, [row(outcome) for outcome in found])
+        lines += ["", "KL by context length, in eighths of the positions that count:", ""]
+        lines += _table(PARTS_COLUMNS, by_length)
+        lines += ["", "KL by the tokens since the last seal, in eighths of a group:", ""]
+        lines += _table(PARTS_COLUMNS, since_seal)
+        if apart:
+            lines += ["", "How far rows are apart, by blocks of positions drawn for both alike:", ""]
+            lines += _table(DIFFERENCE_COLUMNS, [_apart(difference) for difference in apart])
     return "\n".join(lines) + "\n"
 
 
-def plot(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Write a PNG of KL against position, a panel for each text.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    from matplotlib.figure import Figure  # noqa: PLC0415 (only a plot needs it)
-
-    panels = list(by_text(outcomes))
-    figure = Figure(figsize=(6 * len(panels), 4), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for panel, (title, found) in zip(axes, panels, strict=True):
-        for outcome in found:
-            points = outcome.quality.kl_by_position
-            positions = [(index + 0.5) * POSITIONS_PER_POINT for index in range(len(points))]
-            panel.plot(positions, points, label=outcome.policy, linewidth=1.2)
-        panel.set(title=title, xlabel="position", ylabel=f"KL, nats (mean of {POSITIONS_PER_POINT} positions)")
-        panel.set_ylim(bottom=0)
-        panel.legend()
-    figure.savefig(path, dpi=120)
+def _parts(policy: str, values: Sequence[float | None]) -> tuple[str, ...]:
+    return (policy, *(NO_FIGURE if value is None else f"{value:.4f}" for value in values))
 
 
-def _table_line(cells: Sequence[str]) -> str:
+def _apart(difference: Difference) -> tuple[str, ...]:
+    kl = difference.kl
+    settled = "yes" if kl.excludes_zero else "no"
+    return (difference.policy, difference.other, f"{kl.mean:+.4f}", f"{kl.low:+.4f} to {kl.high:+.4f}", settled)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [_line(columns), _line(["---"] * len(columns)), *map(_line, rows)]
+
+
+def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,6 +21,7 @@ class Outcome:
     Attributes:
         page_bits_per_element: measured from the storage of the pages, scales, zeros and masks included.
         num_frozen_heads: (layer, KV head) pairs that stopped tracing outliers, their evicted pool being full.
+        positions: what each position shows.
     """
 
     policy: str
@@ -28,6 +29,7 @@ class Outcome:
     page_bits_per_element: float
     num_frozen_heads: int
     quality: Quality
+    positions: PositionMeasures = field(compare=False, repr=False)
 
 
 def sweep(
@@ -63,7 +65,8 @@ def sweep(
             text=text.name,
             page_bits_per_element=stream.page_bits_per_element,
             num_frozen_heads=stream.num_frozen_heads,
-            quality=summarise(measured, stream.spec.tail_capacity),
+            quality=summarise(measured, stream.spec.tail_capacity, stream.spec.group),
+            positions=measured,
         )
         for row, stream, measured in zip(rows, streams, measures, strict=True)
     ]
