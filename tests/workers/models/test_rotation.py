@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from ottserve.workers.kv.table import HEAD_SIZES
 from ottserve.workers.models.rotation import can_rotate, hadamard, rotate_values
@@ -29,18 +43,33 @@ def test_orders_without_a_hadamard_matrix_are_refused() -> None:
 
 
 @torch.no_grad()
-def test_a_model_answers_the_same_and_stores_turned_values() -> None:
-    """Qwen2 has a bias on its values, 4 query heads on 2 KV heads, and here a head size of 12."""
-    model = Qwen2ForCausalLM(Qwen2Config(**TINY)).eval()
-    for layer in model.model.layers:
-        layer.self_attn.v_proj.bias.normal_()
+@pytest.mark.parametrize(
+    ("make", "name", "values"),
+    [
+        (lambda: Qwen2ForCausalLM(Qwen2Config(**TINY)), "v_proj", slice(0, 24)),
+        (lambda: PhiForCausalLM(PhiConfig(**TINY)), "v_proj", slice(0, 24)),
+        (lambda: Phi3ForCausalLM(Phi3Config(**TINY)), "qkv_proj", slice(72, 96)),
+    ],
+    ids=["qwen2", "phi", "phi3"],
+)
+def test_a_model_answers_the_same_and_stores_turned_values(
+    make: Callable[[], PreTrainedModel], name: str, values: slice
+) -> None:
+    """4 query heads on 2 KV heads and a head size of 12; Qwen2 and Phi have a bias on their values, Phi on its output
+    too, and Phi-3 keeps queries, keys and values in one matrix."""
+    model = make().eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.add_(torch.randn_like(parameter))
     assert can_rotate(model)
     rotated = rotate_values(model, model_shape(model.config))
     ids, hidden = torch.arange(9)[None], torch.randn(5, 48)
     expected = model(ids).logits
     torch.testing.assert_close(rotated(ids).logits, expected, rtol=1e-4, atol=1e-5)
-    plain, turned = (m.model.layers[1].self_attn.v_proj(hidden) for m in (model, rotated))
-    torch.testing.assert_close(turned, (plain.view(5, 2, 12) @ hadamard(12)).view(5, 24))
+    plain, turned = (getattr(m.model.layers[1].self_attn, name)(hidden) for m in (model, rotated))
+    own = (plain[:, values].reshape(5, 2, 12) @ hadamard(12)).view(5, 24)
+    torch.testing.assert_close(turned[:, values], own, rtol=1e-4, atol=1e-5)
+    assert torch.equal(turned[:, : values.start], plain[:, : values.start])
 
 
 def test_all_other_weights_are_shared() -> None:
@@ -52,8 +81,8 @@ def test_all_other_weights_are_shared() -> None:
 
 
 def test_a_model_without_value_matrix_is_refused_by_name() -> None:
-    config = Phi3Config(**TINY)
-    model = Phi3ForCausalLM(config)
+    config = GPTNeoXConfig(hidden_size=48, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4)
+    model = GPTNeoXForCausalLM(config)
     assert not can_rotate(model)
-    with pytest.raises(ValueError, match=r"cache.rotate_values=True: Phi3Attention"):
+    with pytest.raises(ValueError, match=r"cache.rotate_values=True: GPTNeoXAttention"):
         rotate_values(model, model_shape(config))

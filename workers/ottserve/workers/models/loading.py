@@ -6,7 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging as transformers_logging
 
 from ottserve.workers.api import ModelInfo, TokenizerFiles
@@ -15,7 +22,7 @@ from ottserve.workers.models.attention import IMPLEMENTATION, register
 from ottserve.workers.models.random_model import number_tokenizer, random_model
 from ottserve.workers.models.rotation import can_rotate, rotate_values
 from ottserve.workers.models.source import RANDOM_MODEL, TOY_MODEL, ModelSource, find_source
-from ottserve.workers.models.support import model_shape, refuse_unsupported
+from ottserve.workers.models.support import model_shape, refuse_architecture, refuse_context
 from ottserve.workers.models.toy import toy_model, toy_tokenizer
 from ottserve.workers.models.tuning import share
 from ottserve.workers.settings import ModelSettings
@@ -63,14 +70,14 @@ def load_model(settings: ModelSettings, progress: Progress) -> LoadedModel:
     device = _device(settings.device)
     source = find_source(settings.path)
     progress(f"loading the weights of {source.name}")
-    module = _load_weights(source, _dtype(settings.dtype, device), device).to(device).eval()
+    module = _load_weights(source, settings.max_context, _dtype(settings.dtype, device), device).to(device).eval()
     module.requires_grad_(False)
-    context = _context_length(module, settings.max_context)
-    refuse_unsupported(module.config, context)
     progress(f"reading the tokenizer of {source.name}")
     return LoadedModel(
         module=module,
-        info=_describe(module, source, settings.name or source.name, context),
+        info=_describe(
+            module, source, settings.name or source.name, _context_length(module.config, settings.max_context)
+        ),
         shape=replace(model_shape(module.config), can_rotate=source.name not in EXACT_MODELS and can_rotate(module)),
         tokenizer=_tokenizer_files(source, module.config.vocab_size),
         device=device,
@@ -94,7 +101,9 @@ def _dtype(wanted: str, device: torch.device) -> torch.dtype | str:
     return dtype
 
 
-def _load_weights(source: ModelSource, dtype: torch.dtype | str, device: torch.device) -> PreTrainedModel:
+def _load_weights(
+    source: ModelSource, max_context: int | None, dtype: torch.dtype | str, device: torch.device
+) -> PreTrainedModel:
     if source.name == TOY_MODEL:
         return toy_model(IMPLEMENTATION)
     if source.name.startswith(RANDOM_MODEL):
@@ -102,8 +111,15 @@ def _load_weights(source: ModelSource, dtype: torch.dtype | str, device: torch.d
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
+        config = _read_config(source)
+        refuse_architecture(config)
+        refuse_context(config, _context_length(config, max_context))
         return AutoModelForCausalLM.from_pretrained(
-            source.location, gguf_file=source.gguf_file, dtype=dtype, attn_implementation=IMPLEMENTATION
+            source.location,
+            config=config,
+            gguf_file=source.gguf_file,
+            dtype=dtype,
+            attn_implementation=IMPLEMENTATION,
         )
     except OSError as error:
         raise ValueError(f"model.path={source.location}: {error}") from error
@@ -112,8 +128,16 @@ def _load_weights(source: ModelSource, dtype: torch.dtype | str, device: torch.d
             transformers_logging.enable_progress_bar()
 
 
-def _context_length(module: PreTrainedModel, wanted: int | None) -> int:
-    own: int = module.config.max_position_embeddings
+def _read_config(source: ModelSource) -> PretrainedConfig:
+    """Code that comes with a checkpoint is never run."""
+    try:
+        return AutoConfig.from_pretrained(source.location, gguf_file=source.gguf_file, trust_remote_code=False)
+    except ValueError as error:
+        raise ValueError(f"model.path={source.location}: {error}") from error
+
+
+def _context_length(config: PretrainedConfig, wanted: int | None) -> int:
+    own: int = config.max_position_embeddings
     if wanted is not None and wanted > own:
         raise ValueError(f"model.max_context={wanted}: the model has positions for {own} tokens")
     return wanted or own

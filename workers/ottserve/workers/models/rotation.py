@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ottserve.workers.kv.shape import ModelShape
+from ottserve.workers.models.projections import Projections, attention_layers, find_projections
 from ottserve.workers.models.support import model_shape
 from ottserve.workers.models.tuning import share
 
@@ -30,26 +31,29 @@ def rotate_values(module: PreTrainedModel, shape: ModelShape) -> PreTrainedModel
         A model of its own that shares every parameter and buffer with `module` but those of value and output matrices.
 
     Raises:
-        ValueError: an attention layer has no value and output matrix to fold into; names its class.
+        ValueError: an attention layer has no value and output matrix to fold into, or something between them; names
+            its class.
     """
     rotated = share(module)
     H = hadamard(shape.head_size)
-    for values, output in _value_and_output(rotated):
-        values.weight = _frozen(_turn_rows(values.weight, H))
-        if values.bias is not None:
-            values.bias = _frozen(_turn_rows(values.bias[:, None], H)[:, 0])
-        output.weight = _frozen(_turn_rows(output.weight.T, H).T)
+    for found in _projections(rotated, shape):
+        layer, rows = found.values.layer, found.values.rows
+        layer.weight = _with_turned_rows(layer.weight, rows, H)
+        if layer.bias is not None:
+            layer.bias = _with_turned_rows(layer.bias, rows, H)
+        found.output.weight = _frozen(_turn_rows(found.output.weight.T, H).T)
     return rotated
 
 
 def can_rotate(module: PreTrainedModel) -> bool:
     """Whether `rotate_values` would do it."""
     try:
-        pairs = _value_and_output(module)
-        hadamard(model_shape(module.config).head_size)
+        shape = model_shape(module.config)
+        found = _projections(module, shape)
+        hadamard(shape.head_size)
     except ValueError:
         return False
-    return bool(pairs)
+    return bool(found)
 
 
 @cache
@@ -81,22 +85,26 @@ def _paley(prime: int) -> Tensor:
     return matrix
 
 
-def _value_and_output(module: nn.Module) -> list[tuple[nn.Linear, nn.Linear]]:
-    """The value and the output matrix of every attention layer."""
-    layers = [layer for layer in module.modules() if isinstance(getattr(layer, "layer_idx", None), int)]
-    return [_matrices(layer) for layer in layers if type(layer).__name__.endswith("Attention")]
+def _projections(module: nn.Module, shape: ModelShape) -> list[Projections]:
+    """Those of every attention layer."""
+    return [_between_nothing(layer, find_projections(layer, shape)) for layer in attention_layers(module)]
 
 
-def _matrices(attention: nn.Module) -> tuple[nn.Linear, nn.Linear]:
-    values, output = (getattr(attention, name, None) for name in ("v_proj", "o_proj"))
-    if not isinstance(values, nn.Linear) or not isinstance(output, nn.Linear) or hasattr(attention, "v_norm"):
+def _between_nothing(attention: nn.Module, found: Projections | None) -> Projections:
+    if found is None or hasattr(attention, "v_norm"):
         name = type(attention).__name__
-        raise ValueError(f"cache.rotate_values=True: {name} has no matrices v_proj and o_proj with nothing between")
-    return values, output
+        raise ValueError(f"cache.rotate_values=True: {name} has no value and output matrix with nothing between")
+    return found
 
 
 def _frozen(weight: Tensor) -> nn.Parameter:
     return nn.Parameter(weight.contiguous(), requires_grad=False)
+
+
+def _with_turned_rows(tensor: Tensor, rows: slice, H: Tensor) -> nn.Parameter:
+    turned = tensor.clone()
+    turned[rows] = _turn_rows(tensor[rows].view(rows.stop - rows.start, -1), H).view_as(tensor[rows])
+    return _frozen(turned)
 
 
 def _turn_rows(weight: Tensor, H: Tensor) -> Tensor:
