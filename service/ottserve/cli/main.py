@@ -11,6 +11,7 @@ from ottserve.cli import (
     capacity,
     chat,
     evaluate,
+    experiments,
     fuzz,
     gateway_cost,
     idle,
@@ -18,6 +19,7 @@ from ottserve.cli import (
     latency,
     metrics,
     serve,
+    tasks,
     token,
     tokens,
 )
@@ -37,6 +39,8 @@ app.command("info")(info.info)
 app.command("tokenize")(tokens.tokenize)
 app.command("token")(token.token)
 app.command("evaluate")(evaluate.evaluate)
+app.command("experiments")(experiments.experiments)
+app.command("tasks")(tasks.tasks)
 app.command("bench")(bench.bench)
 app.command("bench-engine")(bench_model.bench_engine)
 app.command("bench-step")(bench_model.bench_step)

@@ -1,0 +1,78 @@
+"""`ottserve experiments`: the papers' findings and rival methods, simulated on texts. Needs no server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ottserve.cli.connect import fail
+from ottserve.cli.evaluate import Device, Model
+from ottserve.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from ottserve.evaluation.experiments.report import Table
+    from ottserve.evaluation.experiments.suite import Suite
+    from ottserve.workers.models.loading import LoadedModel
+
+
+def experiments(
+    names: Annotated[list[str] | None, typer.Argument(help="Which; all unless some are named.")] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Plain .txt, or .jsonl of question and answer; may be given again.", exists=True, dir_okay=False
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of each text, from its beginning.", min=1)] = 4096,
+    out: Annotated[Path, typer.Option(help="Folder of the report.", file_okay=False)] = Path("experiments"),
+    model: Model = "smollm2-135m-instruct",
+    device: Device = "auto",
+    list_: Annotated[bool, typer.Option("--list", help="Say which experiments there are, and run none.")] = False,
+) -> None:
+    """Compare ways of storing a cache, those of the papers and of rivals too, simulated in plain fp32 attention.
+
+    A run that was cut short goes on where it ended when started again with the same --out.
+    """
+    from pydantic import ValidationError
+
+    from ottserve.evaluation.experiments import catalogue
+    from ottserve.evaluation.experiments.suite import Suite
+    from ottserve.workers.models.loading import load_model
+    from ottserve.workers.settings import ModelSettings
+
+    try:
+        chosen = catalogue.experiments(names or [])
+        if list_:
+            for experiment in chosen:
+                typer.echo(f"{experiment.name}: {experiment.question} {len(experiment.rows)} rows.")
+            return
+        if not text:
+            fail("--text: at least one is needed")
+        suite = Suite(chosen, tuple(text), tokens, out)
+        settings = ModelSettings.model_validate({"path": model, "dtype": "float32", "device": device})
+        loaded = load_model(settings, lambda message: typer.echo(message, err=True))
+        tables = _with_progress(loaded, suite)
+    except (ValidationError, ValueError, OSError) as error:
+        fail(str(error))
+    for table in tables:
+        print_table(f"{table.experiment.name}: {table.experiment.question}", table.columns, table.cells)
+    typer.echo(f"written to {out}")
+
+
+def _with_progress(model: LoadedModel, suite: Suite) -> list[Table]:
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
+
+    from ottserve.evaluation.experiments.suite import run_suite
+
+    console = Console(stderr=True)
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as progress:
+        task = progress.add_task("rows", total=suite.num_rows)
+        return run_suite(
+            model,
+            suite,
+            begin=lambda name: progress.update(task, description=name),
+            advance=lambda: progress.advance(task),
+        )

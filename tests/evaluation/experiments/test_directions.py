@@ -1,0 +1,92 @@
+"""The papers' findings: on one planted layer, and (slow) on the default model and real text. Nothing here is tuned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tests.evaluation.experiments.planted import OneLayer
+from tokenizers import Tokenizer
+
+from ottserve.evaluation.experiments.catalogue import BALANCED, PAPER_KEYS, experiments
+from ottserve.evaluation.experiments.coded import Coded
+from ottserve.evaluation.experiments.method import Exact, Method
+from ottserve.evaluation.experiments.quantisers import Affine, Axis, Plain
+from ottserve.evaluation.experiments.rivals.dropping import StreamingLLM
+from ottserve.evaluation.experiments.rivals.rotatekv import rotatekv
+from ottserve.evaluation.experiments.simulate import measure, run
+from ottserve.evaluation.experiments.tracing import Trace
+from ottserve.evaluation.measures import summarise
+from ottserve.workers.models.loading import load_model
+from ottserve.workers.settings import ModelSettings
+
+LICENCE = Path(__file__).parents[3] / "LICENSE"
+SMALL = {"group": 64, "window": 16}
+
+
+def losses(layer: OneLayer, method: Method) -> tuple[float, float, float]:
+    """Of keys, values and output."""
+    _, errors, _ = layer.run(method)
+    found = errors.keys.relative, errors.values.relative, errors.output.relative
+    assert None not in found
+    return found  # type: ignore[return-value]
+
+
+def test_keys_by_channel_and_values_by_token(sink_layer: OneLayer) -> None:
+    def axes(keys: Axis, values: Axis) -> tuple[float, float, float]:
+        return losses(sink_layer, Coded(Affine(2, keys), Affine(2, values), **SMALL))
+
+    right, values_wrong, keys_wrong = axes("channel", "token"), axes("channel", "channel"), axes("token", "token")
+    assert right[0] < 0.8 * keys_wrong[0]
+    assert right[2] < 0.8 * keys_wrong[2]
+    assert values_wrong[1] < 0.8 * right[1], "by reconstruction values per channel look better"
+    assert right[2] < 0.8 * values_wrong[2], "where attention looks they are worse"
+
+
+def traced(layer: OneLayer, trace: Trace) -> float:
+    """Loss of the output with coarse keys and exact values."""
+    return losses(layer, Coded(PAPER_KEYS, Plain(), trace, **SMALL))[2]
+
+
+def test_smallest_keys_deserve_the_places(sink_layer: OneLayer) -> None:
+    smallest = traced(sink_layer, Trace("smallest"))
+    assert smallest < 0.8 * traced(sink_layer, Trace("first"))
+    assert smallest < 0.65 * traced(sink_layer, Trace("random"))
+    assert smallest < 0.65 * traced(sink_layer, Trace("largest"))
+
+
+def test_each_place_gives_less_than_the_one_before(sink_layer: OneLayer) -> None:
+    loss = [traced(sink_layer, Trace(places=places)) for places in range(5)]
+    first, second, third, fourth = (before - after for before, after in pairwise(loss))
+    assert first > 1.5 * second > 1.5 * third > 3 * fourth >= 0
+
+
+def test_ours_loses_less_than_rivals_of_as_many_bytes(sink_layer: OneLayer) -> None:
+    ours = sink_layer.run(replace(BALANCED, **SMALL))
+    for rival in (replace(rotatekv(2), **SMALL), StreamingLLM(0.25, **SMALL)):
+        _, errors, memory = sink_layer.run(rival)
+        assert memory.stored_bits > 0.9 * ours[2].stored_bits
+        assert ours[1].output.relative < 0.7 * errors.output.relative  # type: ignore[operator]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # half a minute on a machine with nothing else to do
+def test_findings_hold_on_the_default_model() -> None:
+    model = load_model(ModelSettings(), lambda message: None)
+    token_ids = Tokenizer.from_str(model.tokenizer.tokenizer_json).encode(LICENCE.read_text()).ids[:400]
+    reference = run(model, Exact(), token_ids).hidden
+
+    def losses(name: str) -> tuple[float, ...]:
+        (experiment,) = experiments([name])
+        hidden = (run(model, row.method, token_ids).hidden for row in experiment.rows)
+        return tuple(summarise(measure(model, reference, one, token_ids), 160).kl for one in hidden)
+
+    right, values_wrong, keys_wrong, both_wrong = losses("axes")
+    assert right < 0.7 * min(values_wrong, keys_wrong, both_wrong)
+    none, smallest, chance, first, largest = losses("tokens")
+    assert smallest < 0.9 * min(none, chance, largest)
+    assert smallest < 1.1 * first
+    none, one, *more = losses("places")
+    assert none - one > 2 * (one - min(more))
