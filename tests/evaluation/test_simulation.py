@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from transformers import AttentionInterface
 from ottserve.evaluation.measures import compare
 from ottserve.evaluation.policies import parse_policy
 from ottserve.evaluation.stream import TextStream, pieces
-from ottserve.workers.core.kvspec import KVSpec
+from ottserve.workers.core.kvspec import KVSpec, LayerSpec
+from ottserve.workers.kv.plan_file import CachePlan, PlannedLayer, PlannedModel, write_plan
 from ottserve.workers.models.loading import LoadedModel
 
 SIMULATED = "ottserve-simulated"
@@ -30,7 +32,7 @@ PAPER = f"{SMALL_PAGES},preset=paper"
 def coarse(x: Tensor, bits: int, dim: int, spec: KVSpec) -> Tensor:
     """`x` through codes of `bits` bits with a scale and a zero along `dim`, both rounded to fp16."""
     if dim == 0:
-        keys_are_widened = spec.unbiased and spec.k_bits > 2
+        keys_are_widened = spec.unbiased and bits > 2
         return coarse(x.T, bits, 1, replace(spec, unbiased=keys_are_widened)).T
     low, high, top = x.amin(1, keepdim=True), x.amax(1, keepdim=True), 2**bits - 1
     if bits == 1 and spec.fit_rounds:
@@ -70,7 +72,7 @@ def winners(scores: list[float], first: int, pool: list[tuple[float, int]], size
     return sorted([*pool, *((score, first + index) for index, score in enumerate(scores))])[:size]
 
 
-def sealed(keys: Tensor, values: Tensor, spec: KVSpec, pool_size: int) -> tuple[Tensor, Tensor]:
+def sealed(keys: Tensor, values: Tensor, spec: KVSpec, layer: LayerSpec) -> tuple[Tensor, Tensor]:
     """Keys and values `[T, D]` of one head as they come back from sealed groups, outliers exact."""
     keys, values = keys.clone(), values.clone()
     pool: list[tuple[float, int]] = []
@@ -78,14 +80,14 @@ def sealed(keys: Tensor, values: Tensor, spec: KVSpec, pool_size: int) -> tuple[
     for first in range(0, len(keys) - spec.group + 1, spec.group):
         group = slice(first, first + spec.group)
         scores = keys[group].abs().sum(-1) * (1 if spec.keep == "smallest" else -1)
-        wanted = winners(scores.tolist(), first, pool, pool_size)
+        wanted = winners(scores.tolist(), first, pool, layer.pool)
         admitted = [position - first for _, position in wanted if position >= first]
-        frozen = frozen or num_exact + len(admitted) > spec.pool + spec.evicted
+        frozen = frozen or num_exact + len(admitted) > spec.places
         if frozen:
             admitted = []
         else:
             pool, num_exact = wanted, num_exact + len(admitted)
-        for tensor, bits, dim in ((keys, spec.k_bits, 0), (values, spec.v_bits, 1)):
+        for tensor, bits, dim in ((keys, layer.k_bits, 0), (values, layer.v_bits, 1)):
             rows, others = tensor[group].clone(), [i for i in range(spec.group) if i not in admitted]
             filled = rows.clone()
             filled[admitted] = rows[others].mean(0)
@@ -108,8 +110,8 @@ def attend(
     """`query [1, H, T, D]`, `key, value [1, J, T, D]` → `[1, T, H, D]`."""
     fresh_k, fresh_v = key[0], turn(value[0]) if spec.rotate_values else value[0]
     exact_k, exact_v = fresh_k.half().float(), fresh_v.half().float()
-    pool_size = spec.pool_size(module.layer_idx)
-    heads = [sealed(k, v, spec, pool_size) for k, v in zip(exact_k, exact_v, strict=True)]
+    layer = spec.layers[module.layer_idx]
+    heads = [sealed(k, v, spec, layer) for k, v in zip(exact_k, exact_v, strict=True)]
     stored_k, stored_v = (torch.stack(parts) for parts in zip(*heads, strict=True))
     positions = torch.arange(key.shape[2])
     num_sealed = (positions - spec.window).div(spec.group, rounding_mode="floor").clamp_min(0) * spec.group
@@ -161,6 +163,24 @@ def test_stores_and_simulation_agree(tiny_model: LoadedModel, token_ids: tuple[i
     simulated = simulate(tiny_model, spec, token_ids)
     torch.testing.assert_close(served, simulated, atol=0.01, rtol=0)  # of logits up to 8; a code flipped gives 0.1
     assert kl(simulated, served).max() < 1e-5
+
+
+def test_layers_stored_each_in_its_own_way_agree_too(
+    tiny_model: LoadedModel, token_ids: tuple[int, ...], tmp_path: Path
+) -> None:
+    layers = (
+        PlannedLayer(k_bits=4, v_bits=2, pool=0),
+        PlannedLayer(k_bits=2, v_bits=4, pool=5),
+        PlannedLayer(k_bits=2, v_bits=1, pool=2),
+    )
+    model = PlannedModel(name="tiny", fingerprint="")
+    plan = CachePlan(model=model, group=32, fit_rounds=0, unbiased=False, rotate_values=False, layers=layers)
+    write_plan(plan, tmp_path / "plan.json")
+    served, spec = serve(tiny_model, f"ott:plan={tmp_path / 'plan.json'},window=16", token_ids)
+    simulated = simulate(tiny_model, spec, token_ids)
+    torch.testing.assert_close(served, simulated, atol=0.01, rtol=0)
+    swapped = simulate(tiny_model, replace(spec, layers=spec.layers[::-1]), token_ids)
+    assert kl(swapped, served).max() > 0.01
 
 
 @pytest.mark.parametrize("name", [f"ott:{SMALL_PAGES}", f"ott:{SMALL_PAGES},k_bits=4", f"ott:{PAPER},unbiased=true"])

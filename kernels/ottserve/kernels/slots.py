@@ -24,6 +24,10 @@ class Slots:
         """The view of one layer."""
         return Slots(*(getattr(self, field.name)[index] for field in fields(self)))
 
+    def layers(self, part: slice) -> Slots:
+        """The view of some layers."""
+        return Slots(*(getattr(self, field.name)[part] for field in fields(self)))
+
     def all_layers_flat(self) -> Slots:
         """The view with L flattened into S, for ops that work on all layers at once."""
         return Slots(*(getattr(self, field.name).flatten(0, 1) for field in fields(self)))

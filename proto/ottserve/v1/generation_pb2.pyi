@@ -1199,15 +1199,15 @@ class CacheInfo(_message.Message):
     policy: _builtins.str
     """"ott", "kivi" or "fp16"."""
     k_bits: _builtins.int
-    """Bits of a stored key element, 1 to 16; 16 is exact."""
+    """Bits of a stored key element, 1 to 16; 16 is exact, 0 is that layers differ."""
     v_bits: _builtins.int
-    """Bits of a stored value element, 1 to 16; 16 is exact."""
+    """Bits of a stored value element, 1 to 16; 16 is exact, 0 is that layers differ."""
     group: _builtins.int
     """G: tokens of a page."""
     window: _builtins.int
     """R: newest tokens that always stay exact."""
     pool: _builtins.int
-    """O: outlier tokens kept exact per layer and KV head."""
+    """O: outlier tokens kept exact per KV head, of the layer that keeps most."""
     evicted: _builtins.int
     """E: places for tokens that lost their pool place."""
     num_pages: _builtins.int

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ottserve.workers.api import GenerationTask, SamplingParams, StopParams
-from ottserve.workers.core.kvspec import KVSpec
+from ottserve.workers.core.kvspec import KVSpec, LayerSpec
 from ottserve.workers.core.ledger import Ledger
 from ottserve.workers.core.limits import Limits
 from ottserve.workers.core.prefix import PrefixCache
@@ -34,7 +34,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def spec() -> KVSpec:
-    return KVSpec("ott", num_layers=2, num_kv_heads=1, head_size=8, group=4, window=2)
+    return KVSpec("ott", (LayerSpec(),) * 2, num_kv_heads=1, head_size=8, group=4, window=2)
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ottserve.workers.core.kvspec import KVSpec
+from ottserve.workers.core.kvspec import KVSpec, LayerSpec
 
 
 @pytest.mark.parametrize(("group", "window"), [(4, 2), (32, 1), (128, 32), (4, 9)])
 def test_sealing_follows_a_tail_filled_token_by_token(group: int, window: int) -> None:
     """1 … 3(G+R)+1 tokens; a window longer than the group too."""
-    spec = KVSpec("ott", 1, 1, 8, group=group, window=window)
+    spec = KVSpec("ott", (LayerSpec(),), 1, 8, group=group, window=window)
     tail = num_pages = 0
     seals = []
     for num_tokens in range(1, 3 * (group + window) + 2):

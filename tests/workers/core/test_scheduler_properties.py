@@ -18,7 +18,7 @@ from ottserve.workers.api import (
     SamplingParams,
     StopParams,
 )
-from ottserve.workers.core.kvspec import KVSpec
+from ottserve.workers.core.kvspec import KVSpec, LayerSpec
 from ottserve.workers.core.ledger import Ledger
 from ottserve.workers.core.limits import Limits
 from ottserve.workers.core.moves import (
@@ -36,7 +36,7 @@ from ottserve.workers.core.scheduler import Scheduler
 from ottserve.workers.core.sequence import Sequence
 
 EOS = 0
-SPEC = KVSpec("ott", num_layers=2, num_kv_heads=1, head_size=8, group=4, window=2)
+SPEC = KVSpec("ott", (LayerSpec(),) * 2, num_kv_heads=1, head_size=8, group=4, window=2)
 NUM_PAGES, NUM_SLOTS = 10, 6
 CONTEXT, MAX_WAITING, MAX_WAITING_TOKENS = 50, 6, 60
 request_ids = st.sampled_from("abcdefghij")

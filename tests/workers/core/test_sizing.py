@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ottserve.workers.core.kvspec import KVSpec
+from ottserve.workers.core.kvspec import KVSpec, LayerSpec
 from ottserve.workers.core.sizing import size_cache
 
-LLAMA_8B = {"num_layers": 32, "num_kv_heads": 8, "head_size": 128}
+LLAMA_8B = {"num_kv_heads": 8, "head_size": 128}
 SPECS = [
-    KVSpec("fp16", **LLAMA_8B, k_bits=16, v_bits=16, pool=0, evicted=0),
-    KVSpec("kivi", **LLAMA_8B, pool=0, evicted=0),
-    KVSpec("ott", **LLAMA_8B),
+    KVSpec("fp16", (LayerSpec(16, 16, pool=0),) * 32, **LLAMA_8B, evicted=0),
+    KVSpec("kivi", (LayerSpec(pool=0),) * 32, **LLAMA_8B, evicted=0),
+    KVSpec("ott", (LayerSpec(),) * 32, **LLAMA_8B),
 ]
 
 

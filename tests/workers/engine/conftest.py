@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,12 +23,26 @@ from ottserve.workers.api import (
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.loading import load_engine
 from ottserve.workers.engine.loading import make_engine as make_engine_over
+from ottserve.workers.kv.plan_file import CachePlan, PlannedLayer, PlannedModel, write_plan
 from ottserve.workers.models.attention import IMPLEMENTATION, register
 from ottserve.workers.models.loading import LoadedModel
 from ottserve.workers.models.support import model_shape
 from ottserve.workers.models.toy import toy_tokenizer
 from ottserve.workers.settings import CacheSettings, EngineSettings, ModelSettings, SchedulerSettings
 
+PLANNED = "planned"
+UNEQUAL_LAYERS = CachePlan(
+    model=PlannedModel(name="random", fingerprint=""),
+    group=32,
+    fit_rounds=2,
+    unbiased=True,
+    rotate_values=True,
+    layers=(
+        PlannedLayer(k_bits=2, v_bits=2, k_fine=16, pool=3),
+        PlannedLayer(k_bits=4, v_bits=1, pool=0),
+        PlannedLayer(k_bits=1, v_bits=4, pool=5),
+    ),
+)
 SIGNS = Tokenizer.from_str(toy_tokenizer().tokenizer_json)
 
 
@@ -47,13 +62,20 @@ def make_engine() -> Callable[..., Engine]:
 
 
 @pytest.fixture
-def make_random_engine() -> Callable[..., Engine]:
-    """An engine over a random Llama of three layers that never ends by itself: its answers feel every rounding."""
+def make_random_engine(tmp_path: Path) -> Callable[..., Engine]:
+    """An engine over a random Llama of three layers that never ends by itself: its answers feel every rounding.
+
+    The policy `PLANNED` is "ott" with a plan by which no layer is like the next.
+    """
 
     def make(
         policy: str = "ott", *, num_pages: int | None = None, prefix_cache: bool = True, **scheduler: int | bool
     ) -> Engine:
-        settings = _settings(policy, num_pages, prefix_cache, scheduler)
+        settings = _settings("ott" if policy == PLANNED else policy, num_pages, prefix_cache, scheduler)
+        if policy == PLANNED:
+            write_plan(UNEQUAL_LAYERS, tmp_path / "plan.json")
+            of_the_plan = {"group": None, "plain_layers": (0, 1), "plan": str(tmp_path / "plan.json")}
+            settings = settings.model_copy(update={"cache": settings.cache.model_copy(update=of_the_plan)})
         return make_engine_over(settings, random_model(), progress=lambda message: None)
 
     return make

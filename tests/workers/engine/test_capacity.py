@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ottserve.workers.core.kvspec import KVSpec
+from ottserve.workers.core.kvspec import KVSpec, LayerSpec
 from ottserve.workers.engine.capacity import CPU_DEFAULT_BYTES, Capacity, plan_capacity
 from ottserve.workers.settings import CacheSettings, EngineSettings, SchedulerSettings
 
 CPU = torch.device("cpu")
-SPEC = KVSpec("ott", num_layers=2, num_kv_heads=1, head_size=64)
+SPEC = KVSpec("ott", (LayerSpec(),) * 2, num_kv_heads=1, head_size=64)
 CONTEXT = 32 + 10 * 128
 """Ten pages a sequence."""
 

@@ -66,7 +66,8 @@ def spoil_what_is_free(engine: Engine) -> None:
     ledger, store = engine._ledger, engine._store
     for ids in (ledger._free_pages, ledger._free_slots):
         ids.reverse()
-    store.pages[:, ledger._free_pages] = 0x2AAA
+    for run in store.runs:
+        run.pages[:, ledger._free_pages] = 0x2AAA
     for field in fields(store.slots):
         tensor = getattr(store.slots, field.name)
         tensor[:, ledger._free_slots] = float("nan") if tensor.is_floating_point() else 1
@@ -74,7 +75,10 @@ def spoil_what_is_free(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "num_stored"),
-    [*(("ott", n) for n in (G - 1, G, G + 1, G + R - 1, G + R, G + R + 1)), ("fp16", G + R), ("kivi", G + R)],
+    [
+        *(("ott", n) for n in (G - 1, G, G + 1, G + R - 1, G + R, G + R + 1)),
+        *((policy, G + R) for policy in ("fp16", "kivi", "planned")),
+    ],
 )
 def test_preempted_equals_uninterrupted(make_random_engine, make_task, logits_of, policy, num_stored):
     """Preempted when so many tokens are stored, in the middle of a prompt as well as while decoding."""
@@ -102,7 +106,7 @@ def test_preempted_equals_uninterrupted(make_random_engine, make_task, logits_of
     assert torch.equal(run(in_prompt, num_stored // 7 * 7), run(in_prompt, None))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*POLICIES, "planned"])
 def test_the_same_request_alone_repeats_itself(make_random_engine, make_task, logits_of, policy):
     first, again = (
         logits_of(make_random_engine(policy, prefix_cache=False), make_task(PROMPT, max_new=40)) for _ in range(2)
@@ -110,7 +114,7 @@ def test_the_same_request_alone_repeats_itself(make_random_engine, make_task, lo
     assert torch.equal(first, again)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*POLICIES, "planned"])
 def test_one_hit_equals_another(make_random_engine, make_task, logits_of, policy):
     """The pages and outliers that a hit begins with do not wear out, nor move with what else was done."""
     engine = make_random_engine(policy)
@@ -121,7 +125,7 @@ def test_one_hit_equals_another(make_random_engine, make_task, logits_of, policy
     assert torch.equal(logits_of(engine, task), first)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*POLICIES, "planned"])
 def test_aligned_chunks_do_not_depend_on_the_budget(make_random_engine, make_task, logits_of, policy):
     task = make_task(PROMPT, max_new=20)
     budgets = (
@@ -147,7 +151,7 @@ def divergence(logits: Tensor, reference: Tensor) -> Tensor:
     return (p.exp() * (p - q)).sum(-1)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*POLICIES, "planned"])
 def test_a_batch_differs_from_each_alone_by_rounding(make_random_engine, make_task, logits_of, policy):
     """Until the first seal: from there on a 2-bit cache may turn a rounding into another code."""
     task = make_task(PROMPT[:20], max_new=10)

@@ -29,7 +29,7 @@ def stored(engine: Engine, request_id: str = "r") -> tuple[Tensor, Tensor]:
     num_sealed = sequence.pages_at(sequence.num_stored, engine._store.spec)
     ring = torch.arange(num_sealed * G, sequence.num_stored) % (G + R)
     page_ids = list(sequence.lease.page_ids[:num_sealed])
-    return engine._store.pages[0, page_ids], engine._store.slots.tail_k[0, sequence.lease.slot_id][:, ring]
+    return engine._store.layers[0].pages[page_ids], engine._store.slots.tail_k[0, sequence.lease.slot_id][:, ring]
 
 
 def stored_of_prompts(engine: Engine, tasks: list[object]) -> list[tuple[Tensor, Tensor]]:
@@ -80,7 +80,7 @@ def check_pages(engine: Engine, pages: Tensor, keys: Tensor) -> None:
 
     But for those left to the outliers and the few beyond the outermost level, which a fit does not stretch to them.
     """
-    layout = engine._store.layout
+    layout = engine._store.layers[0].layout
     error = (dequantize_keys(pages, layout) - keys.unflatten(1, (-1, G)).transpose(0, 1)).abs()
     if layout.k_bits == 16:
         assert error.max() < 2e-3
@@ -92,7 +92,7 @@ def check_pages(engine: Engine, pages: Tensor, keys: Tensor) -> None:
     assert sealed.double().mean() > 0.8
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*POLICIES, "planned"])
 def test_pages_are_sealed_when_due_and_never_written_again(make_random_engine, make_task, policy):
     """Token by token to 3(G + R) + 1: the newest are exact, and of the others there are as many pages as the formula
     says, which hold the tokens of their group with the same bytes for ever. The same tokens as a prompt give these too.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ottserve.workers.core.kvspec import KVSpec
+from ottserve.workers.core.kvspec import KVSpec, LayerSpec
 from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.kv.store import KVStore
 from ottserve.workers.kv.table import POLICIES, resolve_spec
@@ -29,7 +29,8 @@ def specs() -> list[KVSpec]:
         for variant in VARIANTS:
             if policy != "fp16" or variant.keys() <= {"group", "window"}:
                 found.append(resolve_spec(CacheSettings(policy=policy, **variant), SHAPE))
-    return found
+    layers = (LayerSpec(1, 2, k_fine=32), LayerSpec(4, 1, pool=0), LayerSpec(4, 1, pool=5))
+    return [*found, KVSpec("ott", layers, num_kv_heads=2, head_size=64)]
 
 
 def storage_bytes(*tensors: torch.Tensor) -> int:
@@ -37,11 +38,11 @@ def storage_bytes(*tensors: torch.Tensor) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
-@pytest.mark.parametrize("spec", specs(), ids=lambda spec: f"{spec.policy}-k{spec.k_bits}v{spec.v_bits}g{spec.group}")
+@pytest.mark.parametrize("spec", specs(), ids=lambda spec: f"{spec.policy}-{spec.bits_per_element:.2f}g{spec.group}")
 def test_storage_is_what_the_formula_says(spec: KVSpec) -> None:
     store = KVStore(spec, NUM_PAGES, NUM_SLOTS, torch.float16, torch.device("cpu"))
     slots = store.slots
-    assert storage_bytes(store.pages) == NUM_PAGES * spec.page_bytes
+    assert storage_bytes(*(run.pages for run in store.runs)) == NUM_PAGES * spec.page_bytes
     assert store.page_bytes / spec.group == spec.bytes_per_token
     everything = (
         slots.tail_k,
@@ -56,6 +57,17 @@ def test_storage_is_what_the_formula_says(spec: KVSpec) -> None:
     assert storage_bytes(*everything) == NUM_SLOTS * spec.slot_bytes
     assert storage_bytes(slots.tail_k, slots.tail_v) == NUM_SLOTS * spec.tail_bytes
     assert store.slot_bytes == spec.slot_bytes
+
+
+def test_layers_of_unequal_bits_by_hand() -> None:
+    """Codes, scales and zeros, mask, and of the first layer fine codes and a byte for each of their channels."""
+    layers = (LayerSpec(1, 2, k_fine=32, k_fine_bits=2), LayerSpec(4, 1, pool=7), LayerSpec(16, 16, pool=0))
+    spec = KVSpec("ott", layers, num_kv_heads=2, head_size=64, evicted=9)
+    element, scales, mask = 128 * 64 // 8, 4 * 64 + 4 * 128, 16
+    first = 3 * element + scales + mask + 32 * (128 * 2 // 8 + 1)
+    assert spec.page_bytes == 2 * (first + 5 * element + scales + mask + 32 * element + mask)
+    assert spec.bits_per_element == spec.page_bytes * 8 / (2 * 3 * 2 * 128 * 64)
+    assert spec.places == 16
 
 
 def test_two_bits_at_head_size_128_are_seven_times_smaller() -> None:

@@ -8,6 +8,7 @@ import torch
 from ottserve.kernels.attend_decode import Workspace
 from ottserve.kernels.seal import seal
 from ottserve.kernels.write_tail import write_tail
+from ottserve.workers.core.kvspec import KVSpec, LayerSpec
 from ottserve.workers.kv.decodes import DecodesByBlock, DecodesByLayer, begin_decodes
 from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.kv.step import DecodeRows
@@ -24,11 +25,20 @@ def ids(*numbers: int) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int32)
 
 
+UNEQUAL = (LayerSpec(4, 1), LayerSpec(4, 1, pool=0), LayerSpec(1, 2, k_fine=16), LayerSpec(), LayerSpec(2, 4))
+
+
+def spec_of(policy: str) -> KVSpec:
+    if policy == "unequal layers":
+        return KVSpec("ott", UNEQUAL, KV_HEADS, HEAD_SIZE, group=GROUP, window=WINDOW)
+    settings = CacheSettings(policy=policy, group=GROUP, window=WINDOW)  # type: ignore[arg-type]
+    return resolve_spec(settings, ModelShape(LAYERS, HEADS, KV_HEADS, HEAD_SIZE))
+
+
 def filled_store(policy: str) -> tuple[KVStore, DecodeRows]:
     """The slots of `TOKENS`, and a step of one more token of each, with a padding row in between."""
     torch.manual_seed(0)
-    settings = CacheSettings(policy=policy, group=GROUP, window=WINDOW)  # type: ignore[arg-type]
-    spec = resolve_spec(settings, ModelShape(LAYERS, HEADS, KV_HEADS, HEAD_SIZE))
+    spec = spec_of(policy)
     store = KVStore(spec, 10, 6, torch.float16, torch.device("cpu"))
     pages: dict[int, list[int]] = {slot: [] for slot in TOKENS}
     free = [5, 1, 2, 3, 8, 7, 6]
@@ -36,13 +46,13 @@ def filled_store(policy: str) -> tuple[KVStore, DecodeRows]:
         for position in range(tokens):
             for layer in range(LAYERS):
                 k, v = torch.randn(2, 1, KV_HEADS, HEAD_SIZE)
-                write_tail(store.layer_slots[layer], k, v, ids(slot), ids(position))
+                write_tail(store.layers[layer].slots, k, v, ids(slot), ids(position))
             if position + 1 == spec.seal_point(len(pages[slot])):
                 pages[slot].append(free.pop(0))
-                for layer in range(LAYERS):
+                for stored in store.layers:
                     seal(
-                        store.pages[layer], store.layer_slots[layer], store.layout, ids(slot), ids(pages[slot][-1]),
-                        ids((len(pages[slot]) - 1) * GROUP), ids(spec.pool_size(layer)),
+                        stored.pages, stored.slots, stored.layout, ids(slot), ids(pages[slot][-1]),
+                        ids((len(pages[slot]) - 1) * GROUP), stored.pool_size,
                     )  # fmt: skip
     slots = [1, 2, 0, 3, 4]
     table = torch.zeros(len(slots), 3, dtype=torch.int32)
@@ -59,7 +69,7 @@ def layer_bytes(store: KVStore) -> int:
 
 
 @pytest.mark.parametrize("num_layers", [0, 1, 2, LAYERS], ids="{} layers fit".format)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*POLICIES, "unequal layers"])
 def test_blocks_equal_layers(policy: str, num_layers: int) -> None:
     """Where not even one layer fits, each group of rows is read by itself."""
     (by_layer, rows), (by_block, _) = filled_store(policy), filled_store(policy)

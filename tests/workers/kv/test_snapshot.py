@@ -11,7 +11,7 @@ import torch
 
 from ottserve.kernels.seal import seal
 from ottserve.kernels.write_tail import write_tail
-from ottserve.workers.core.kvspec import KVSpec
+from ottserve.workers.core.kvspec import KVSpec, LayerSpec
 from ottserve.workers.core.moves import BeginFromSnapshot, RestoreSequence, SavedSequence, Snapshot, TakeSnapshot
 from ottserve.workers.kv.moves import carry_out
 from ottserve.workers.kv.snapshot import HostCopy, copy_outliers, copy_slot, put_outliers
@@ -21,12 +21,14 @@ NUM_PAGES = 6
 
 
 def make_store(evicted: int, pool: int = 3) -> KVStore:
-    """Floats are NaN and integers nonsense until something is written."""
-    spec = KVSpec("ott", 2, 2, 64, group=32, window=8, pool=pool, evicted=evicted, plain_layers=(0,) if pool else ())
+    """Layers of unequal pages; floats are NaN and integers nonsense until something is written."""
+    layers = (LayerSpec(v_bits=1, pool=0), LayerSpec(k_bits=4, pool=pool))
+    spec = KVSpec("ott", layers, 2, 64, group=32, window=8, evicted=evicted)
     store = KVStore(spec, 20, 4, torch.float16, torch.device("cpu"))
     for slot_id in range(4):
         poison(store, slot_id)
-    store.pages.fill_(0x2AAA)
+    for run in store.runs:
+        run.pages.fill_(0x2AAA)
     store.slots.outlier_count[:, 1] = 0
     store.slots.frozen[:, 1] = False
     return store
@@ -44,19 +46,19 @@ def fill(store: KVStore, num_tokens: int, on_seal: Callable[[int], None] = lambd
     spec, slot_ids, num_pages = store.spec, torch.tensor([1], dtype=torch.int32), 0
     for position in range(num_tokens):
         at = torch.tensor([position], dtype=torch.int32)
-        for layer in range(spec.num_layers):
+        for layer in store.layers:
             keys, values = torch.randn(2, 1, spec.num_kv_heads, spec.head_size).half()
-            write_tail(store.layer_slots[layer], keys * 0.995**position, values, slot_ids, at)
+            write_tail(layer.slots, keys * 0.995**position, values, slot_ids, at)
         if position + 1 == spec.seal_point(num_pages):
-            for layer in range(spec.num_layers):
+            for layer in store.layers:
                 seal(
-                    store.pages[layer],
-                    store.layer_slots[layer],
-                    store.layout,
+                    layer.pages,
+                    layer.slots,
+                    layer.layout,
                     slot_ids,
                     torch.tensor([num_pages + 1], dtype=torch.int32),
                     torch.tensor([num_pages * spec.group], dtype=torch.int32),
-                    store.pool_sizes[layer : layer + 1],
+                    layer.pool_size,
                 )
             num_pages += 1
             on_seal(num_pages)
@@ -103,13 +105,16 @@ def test_a_policy_without_outliers_has_an_empty_snapshot() -> None:
 def test_a_sequence_comes_back_from_the_host_bit_for_bit_wherever_it_is_put(num_present: int) -> None:
     store = make_store(evicted=16)
     fill(store, 32 * 3 + 20)
-    pages, slot = store.pages[:, 1:4].clone(), [getattr(store.slots, f.name)[:, 1].clone() for f in fields(store.slots)]
+    pages = [layer.pages[1:4].clone() for layer in store.layers]
+    slot = [getattr(store.slots, f.name)[:, 1].clone() for f in fields(store.slots)]
     copy = HostCopy.of(store, 1, (1, 2, 3))
     poison(store, 1)
-    store.pages[:, 1 + num_present : 4] = 0x2AAA
+    for layer in store.layers:
+        layer.pages[1 + num_present : 4] = 0x2AAA
     page_ids = (1, 2, 3)[:num_present] + (9, 7, 8)[num_present:]
     copy.put(store, 3, page_ids, num_present)
-    assert torch.equal(store.pages[:, list(page_ids)], pages)
+    for layer, before in zip(store.layers, pages, strict=True):
+        assert torch.equal(layer.pages[list(page_ids)], before)
     for field, before in zip(fields(store.slots), slot, strict=True):
         assert torch.equal(getattr(store.slots, field.name)[:, 3].nan_to_num(), before.nan_to_num())
 

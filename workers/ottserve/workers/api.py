@@ -251,7 +251,7 @@ class ServerInfo:
     Attributes:
         backend: "triton" or "torch" (the references).
         device: as PyTorch names it, with the card's name.
-        k_bits, v_bits: bits of a stored element; 16 means kept exact.
+        k_bits, v_bits: bits of a stored element; 16 means kept exact, 0 that layers differ.
         bytes_per_token: page bytes of one token over all layers; tails and pools are in `slot_bytes`.
         bits_per_element: page bits of one stored element, with scales, zeros and masks.
         token_capacity: tokens that all pages hold together.

@@ -16,9 +16,16 @@ def _number(value: object) -> object:
 
 
 CodeBits = Annotated[Literal[1, 2, 4, 8, 16], BeforeValidator(_number)]
+FineBits = Annotated[Literal[1, 2, 4], BeforeValidator(_number)]
 
 
 Preset = Literal["paper", "balanced", "smallest", "fine", "accurate"]
+
+# What a plan file says, so that it can't be set beside one.
+PLANNED = (
+    "policy", "preset", "k_bits", "v_bits", "group", "pool", "plain_layers", "k_subgroups", "k_fine", "k_fine_bits",
+    "fit_rounds", "unbiased", "rotate_values",
+)  # fmt: skip
 
 
 class Section(BaseModel):
@@ -50,6 +57,9 @@ class CacheSettings(Section):
     preset: Preset | None = Field(
         None, description="What the settings of the quantiser are where not set; default balanced, for kivi paper."
     )
+    plan: str | None = Field(
+        None, min_length=1, description="File of `ottserve calibrate` that says how each layer is stored."
+    )
     k_bits: CodeBits | None = Field(None, description="Bits of a stored key element; default as the preset's.")
     v_bits: CodeBits | None = Field(None, description="Bits of a stored value element; default as the preset's.")
     group: int | None = Field(
@@ -64,7 +74,7 @@ class CacheSettings(Section):
     k_fine: int | None = Field(
         None, ge=0, description="Key channels a page gives longer codes, those that vary most in it; as the preset's."
     )
-    k_fine_bits: Annotated[Literal[1, 2, 4], BeforeValidator(_number)] | None = Field(
+    k_fine_bits: FineBits | None = Field(
         None, description="Bits that the codes of these channels are longer by; default as the preset's."
     )
     fit_rounds: int | None = Field(
@@ -141,7 +151,17 @@ class EngineSettings(Section):
             raise ValueError(
                 f"cache.pool={cache.pool}, cache.evicted={cache.evicted}: policy {cache.policy} has no pool"
             )
+        said_twice = [name for name in PLANNED if cache.plan and getattr(cache, name) != _default(name)]
+        if said_twice:
+            raise ValueError(
+                f"cache.plan={cache.plan} decides itself on {', '.join(f'cache.{name}' for name in said_twice)}: "
+                "set the one or the other"
+            )
         return self
+
+
+def _default(name: str) -> object:
+    return CacheSettings.model_fields[name].default
 
 
 class AutoscaleSettings(Section):

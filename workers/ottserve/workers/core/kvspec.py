@@ -12,19 +12,43 @@ Keep = Literal["smallest", "largest"]
 
 
 @dataclass(frozen=True, slots=True)
-class KVSpec:
-    """One cache policy over one model shape.
+class LayerSpec:
+    """What one layer may have for itself.
 
     Attributes:
-        group: G, consecutive tokens sealed into one page.
-        window: R, newest tokens that always stay exact.
         k_bits, v_bits: 1, 2, 4 or 8; 16 keeps that tensor exact.
         k_subgroups: parts of a group that have a key scale and zero of their own.
         k_fine: in each page so many channels, those of widest keys, have longer codes.
         k_fine_bits: how many bits longer.
-        pool: O, outlier tokens kept exact per layer and KV head; 0 switches tracing off.
+        pool: O, outlier tokens kept exact per KV head; 0 traces none.
+    """
+
+    k_bits: int = 2
+    v_bits: int = 2
+    k_subgroups: int = 1
+    k_fine: int = 0
+    k_fine_bits: int = 2
+    pool: int = 3
+
+    def page_head_bytes(self, group: int, head_size: int) -> int:
+        """Bytes of one page in one KV head: codes, scales, zeros, the mask of replaced positions, and the numbers of
+        fine channels."""
+        elements = group * head_size
+        keys = elements * self.k_bits // 8 + (4 * head_size * self.k_subgroups if self.k_bits < 16 else 0)
+        values = elements * self.v_bits // 8 + (4 * group if self.v_bits < 16 else 0)
+        fine = self.k_fine * (group * self.k_fine_bits // 8 + 1)
+        return keys + fine + values + group // 8
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """One cache policy over one model shape.
+
+    Attributes:
+        layers: by layer, what may differ between layers.
+        group: G, consecutive tokens sealed into one page.
+        window: R, newest tokens that always stay exact.
         evicted: E, places for tokens that lost their pool place.
-        plain_layers: layers that trace no outliers.
         keep: which scores are the outliers; "largest" is the classic wrong reading, kept for comparison.
         fit_rounds: least-squares rounds after the min/max codes; 0 is the paper's quantiser.
         unbiased: whether the quantiser ends with scales that keep the spread of what they stand for.
@@ -33,24 +57,27 @@ class KVSpec:
     """
 
     policy: str
-    num_layers: int
+    layers: tuple[LayerSpec, ...]
     num_kv_heads: int
     head_size: int
     group: int = 128
     window: int = 32
-    k_bits: int = 2
-    v_bits: int = 2
-    k_subgroups: int = 1
-    k_fine: int = 0
-    k_fine_bits: int = 2
-    pool: int = 3
     evicted: int = 32
-    plain_layers: tuple[int, ...] = (0, 1)
     keep: Keep = "smallest"
     fit_rounds: int = 0
     unbiased: bool = False
     rotate_values: bool = False
     slot_element_bytes: int = 2
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return len(self.layers)
+
+    @property
+    def places(self) -> int:
+        """Rows for exact tokens in every layer and KV head: the evicted pool beside the largest pool."""
+        return max(layer.pool for layer in self.layers) + self.evicted
 
     @property
     def tail_capacity(self) -> int:
@@ -69,31 +96,16 @@ class KVSpec:
         """Tokens stored when a sequence of `num_tokens`, computed from its first token on, seals its next page."""
         return self.seal_point(self.sealed_pages(num_tokens))
 
-    def pool_size(self, layer: int) -> int:
-        """Pool places of a layer."""
-        return 0 if layer in self.plain_layers else self.pool
-
-    @property
-    def page_head_bytes(self) -> int:
-        """Bytes of one page in one layer and KV head: codes, scales, zeros, the mask of replaced positions, and
-        the numbers of fine channels."""
-        elements = self.group * self.head_size
-        keys = elements * self.k_bits // 8 + (4 * self.head_size * self.k_subgroups if self.k_bits < 16 else 0)
-        values = elements * self.v_bits // 8 + (4 * self.group if self.v_bits < 16 else 0)
-        fine = self.k_fine * (self.group * self.k_fine_bits // 8 + 1)
-        return keys + fine + values + self.group // 8
-
     @property
     def page_bytes(self) -> int:
         """Bytes of one page over all layers and KV heads."""
-        return self.num_layers * self.num_kv_heads * self.page_head_bytes
+        return self.num_kv_heads * sum(layer.page_head_bytes(self.group, self.head_size) for layer in self.layers)
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of one slot: tail, pool and evicted pool with their scores, positions, counts and frozen marks."""
-        places = self.pool + self.evicted
-        exact = 2 * (self.tail_capacity + places) * self.head_size * self.slot_element_bytes
-        bookkeeping = places * (4 + 4) + 4 + 1
+        exact = 2 * (self.tail_capacity + self.places) * self.head_size * self.slot_element_bytes
+        bookkeeping = self.places * (4 + 4) + 4 + 1
         return self.num_layers * self.num_kv_heads * (exact + bookkeeping)
 
     @property
@@ -109,8 +121,8 @@ class KVSpec:
 
     @property
     def bits_per_element(self) -> float:
-        """Page bits of one stored element, scales, zeros and masks included."""
-        return self.page_head_bytes * 8 / (2 * self.group * self.head_size)
+        """Page bits of one stored element, the mean over layers, scales, zeros and masks included."""
+        return self.bytes_per_token * 8 / (2 * self.num_layers * self.num_kv_heads * self.head_size)
 
     @property
     def fingerprint(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 
 import torch
@@ -132,11 +133,11 @@ def _server_info(settings: EngineSettings, model: LoadedModel, store: KVStore, g
         device=_device_name(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         policy=spec.policy,
-        k_bits=spec.k_bits,
-        v_bits=spec.v_bits,
+        k_bits=_where_alike([layer.k_bits for layer in spec.layers]),
+        v_bits=_where_alike([layer.v_bits for layer in spec.layers]),
         group=spec.group,
         window=spec.window,
-        pool=spec.pool,
+        pool=max(layer.pool for layer in spec.layers),
         evicted=spec.evicted,
         num_pages=store.num_pages - 1,
         num_slots=store.num_slots - 1,
@@ -153,6 +154,11 @@ def _server_info(settings: EngineSettings, model: LoadedModel, store: KVStore, g
         max_tokens_per_step=scheduler.max_tokens_per_step,
         tail_bytes=spec.tail_bytes,
     )
+
+
+def _where_alike(bits: Sequence[int]) -> int:
+    """The bits of every layer, or 0 where layers differ."""
+    return bits[0] if len(set(bits)) == 1 else 0
 
 
 def _device_name(device: torch.device) -> str:

@@ -54,14 +54,13 @@ class DecodesByLayer:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """See `Decodes`."""
-        store, rows = self._store, self._rows
-        slots = store.layer_slots[layer]
-        write_tail(slots, k, v, rows.slot_ids, rows.positions)
+        stored, rows = self._store.layers[layer], self._rows
+        write_tail(stored.slots, k, v, rows.slot_ids, rows.positions)
         return attend_decode(
             q,
-            store.pages[layer],
-            slots,
-            store.layout,
+            stored.pages,
+            stored.slots,
+            stored.layout,
             rows.page_table,
             rows.num_pages,
             rows.slot_ids,
@@ -91,7 +90,7 @@ class DecodesByBlock:
             tail_capacity=store.spec.tail_capacity,
             num_new=1,
         ).groups
-        layer_bytes = sum(history_bytes(store.slots, store.layout, group) for group in self._groups)
+        layer_bytes = sum(history_bytes(store.slots, store.runs[0].layout, group) for group in self._groups)
         num_fitting = store.workspace.num_bytes // max(1, layer_bytes)
         self._block_size = num_fitting if layer_bytes < LARGE_LAYER_BYTES else min(1, num_fitting)
         self._block = range(0)
@@ -100,7 +99,7 @@ class DecodesByBlock:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """See `Decodes`; layers in ascending order are read in the largest blocks."""
-        self._new[layer] = narrow(torch.stack((k, v)), self._store.layout.exact_dtype)
+        self._new[layer] = narrow(torch.stack((k, v)), self._store.exact_dtype)
         k, v = self._new[layer].unbind()
         histories = self._in_block(layer) if self._block_size else self._one_by_one(layer)
         if len(self._groups) == 1 and len(self._groups[0].rows) == len(q):
@@ -121,7 +120,8 @@ class DecodesByBlock:
 
     def _in_block(self, layer: int) -> Iterable[History]:
         if layer not in self._block:
-            self._block = range(layer, min(layer + self._block_size, self._store.spec.num_layers))
+            alike = self._store.run_of(layer).layers
+            self._block = range(layer, min(layer + self._block_size, alike.stop))
             self._store.workspace.take_back()
             self._histories = [self._read(group, self._block) for group in self._groups]
         return [histories[layer - self._block.start] for histories in self._histories]
@@ -132,6 +132,6 @@ class DecodesByBlock:
             yield from self._read(group, range(layer, layer + 1))
 
     def _read(self, group: RowGroup, layers: range) -> tuple[History, ...]:
-        store = self._store
-        block = slice(layers.start, layers.stop)
-        return gather_history(store.pages, store.slots, store.layout, group, block, store.workspace)
+        run = self._store.run_of(layers.start)
+        block = slice(layers.start - run.layers.start, layers.stop - run.layers.start)
+        return gather_history(run.pages, run.slots, run.layout, group, block, self._store.workspace)

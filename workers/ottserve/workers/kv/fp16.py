@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ottserve.workers.core.kvspec import KVSpec
+from ottserve.workers.core.kvspec import KVSpec, LayerSpec
 from ottserve.workers.kv.presets import quantiser
 from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.settings import CacheSettings
@@ -13,15 +13,11 @@ def fp16(cache: CacheSettings, shape: ModelShape) -> KVSpec:
     chosen = quantiser(cache, shape, default="paper")
     return KVSpec(
         policy="fp16",
-        num_layers=shape.num_layers,
+        layers=(LayerSpec(k_bits=16, v_bits=16, pool=0),) * shape.num_layers,
         num_kv_heads=shape.num_kv_heads,
         head_size=shape.head_size,
         group=chosen.group,
         window=cache.window,
-        k_bits=16,
-        v_bits=16,
-        pool=0,
         evicted=0,
-        plain_layers=(),
         rotate_values=chosen.rotate_values,
     )

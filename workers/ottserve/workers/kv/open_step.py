@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from ottserve.kernels.attend_prefill import attend_prefill
+from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.seal import seal
 from ottserve.kernels.slots import Slots
 from ottserve.kernels.write_tail import write_tail
 from ottserve.workers.kv.decodes import begin_decodes
+from ottserve.workers.kv.layers import LayerRun, LayerStore
 from ottserve.workers.kv.step import AppendRound, Chunks, SealBatch, StepTensors
 from ottserve.workers.kv.store import KVStore
 
@@ -50,28 +52,31 @@ class OpenStep:
         """Store what is left to be stored; seal, in all layers at once, the tails that decode rows have filled."""
         if self._decodes is not None:
             self._decodes.close()
-        batch, store = self._step.decode_seal, self._store
-        if batch is None:
-            return
-        layers = torch.arange(store.spec.num_layers, dtype=torch.int32, device=store.device)[:, None]
+        if self._step.decode_seal is not None:
+            for run in self._store.runs:
+                self._seal_run(run, self._step.decode_seal)
+
+    def _seal_run(self, run: LayerRun, batch: SealBatch) -> None:
+        store = self._store
+        layers = torch.arange(len(run.layers), dtype=torch.int32, device=store.device)[:, None]
         everywhere = SealBatch(
             (layers * store.num_slots + batch.slot_ids).flatten(),
             (layers * store.num_pages + batch.page_ids).flatten(),
-            batch.first_positions.repeat(store.spec.num_layers),
+            batch.first_positions.repeat(len(run.layers)),
         )
-        pool_sizes = store.pool_sizes.repeat_interleave(batch.slot_ids.numel())
-        self._seal(store.flat_pages, store.flat_slots, everywhere, pool_sizes)
+        pool_sizes = run.pool_sizes.repeat_interleave(batch.slot_ids.numel())
+        self._seal(run.flat_pages, run.flat_slots, run.layout, everywhere, pool_sizes)
 
     def _attend_chunks(self, layer: int, q: Tensor, k: Tensor, v: Tensor, chunks: Chunks, scale: float) -> Tensor:
-        store = self._store
+        stored = self._store.layers[layer]
         out = attend_prefill(
             q,
             k,
             v,
             chunks.starts,
-            store.pages[layer],
-            store.layer_slots[layer],
-            store.layout,
+            stored.pages,
+            stored.slots,
+            stored.layout,
             chunks.page_table,
             chunks.num_pages,
             chunks.slot_ids,
@@ -79,22 +84,21 @@ class OpenStep:
             scale,
         )
         for part in chunks.rounds:
-            self._append(layer, k, v, part)
+            self._append(stored, k, v, part)
         return out
 
-    def _append(self, layer: int, k: Tensor, v: Tensor, part: AppendRound) -> None:
-        store = self._store
-        write_tail(store.layer_slots[layer], k[part.rows], v[part.rows], part.slot_ids, part.positions)
+    def _append(self, stored: LayerStore, k: Tensor, v: Tensor, part: AppendRound) -> None:
+        write_tail(stored.slots, k[part.rows], v[part.rows], part.slot_ids, part.positions)
         if part.seal is not None:
-            pool_sizes = store.pool_sizes[layer].repeat(part.seal.slot_ids.numel())
-            self._seal(store.pages[layer], store.layer_slots[layer], part.seal, pool_sizes)
+            pool_sizes = stored.pool_size.repeat(part.seal.slot_ids.numel())
+            self._seal(stored.pages, stored.slots, stored.layout, part.seal, pool_sizes)
 
-    def _seal(self, pages: Tensor, slots: Slots, batch: SealBatch, pool_sizes: Tensor) -> None:
+    def _seal(self, pages: Tensor, slots: Slots, layout: PageLayout, batch: SealBatch, pool_sizes: Tensor) -> None:
         spec = self._store.spec
         seal(
             pages,
             slots,
-            self._store.layout,
+            layout,
             batch.slot_ids,
             batch.page_ids,
             batch.first_positions,

@@ -14,21 +14,16 @@ DEFAULT_EVICTED = 32
 def ott(cache: CacheSettings, shape: ModelShape) -> KVSpec:
     """The paper's pool where the operator gave none: O = 3, E = 32, layers 0 and 1 plain."""
     chosen = quantiser(cache, shape, default="balanced")
+    pool = DEFAULT_POOL if cache.pool is None else cache.pool
+    plain, traced = chosen.layer(cache, pool=0), chosen.layer(cache, pool)
     return KVSpec(
         policy="ott",
-        num_layers=shape.num_layers,
+        layers=tuple(plain if layer in cache.plain_layers else traced for layer in range(shape.num_layers)),
         num_kv_heads=shape.num_kv_heads,
         head_size=shape.head_size,
         group=chosen.group,
         window=cache.window,
-        k_bits=chosen.k_bits,
-        v_bits=chosen.v_bits,
-        k_subgroups=cache.k_subgroups,
-        k_fine=chosen.k_fine,
-        k_fine_bits=chosen.k_fine_bits,
-        pool=DEFAULT_POOL if cache.pool is None else cache.pool,
         evicted=DEFAULT_EVICTED if cache.evicted is None else cache.evicted,
-        plain_layers=tuple(layer for layer in cache.plain_layers if layer < shape.num_layers),
         keep=cache.keep,
         fit_rounds=chosen.fit_rounds,
         unbiased=chosen.unbiased,

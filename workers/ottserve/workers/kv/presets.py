@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from ottserve.workers.core.kvspec import LayerSpec
 from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.settings import CacheSettings, Preset
 
@@ -12,7 +13,7 @@ FINE_CHANNELS = (0, 16, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True)
 class Quantiser:
-    """What pages hold of keys and values; the fields are those of `KVSpec`."""
+    """What pages hold of keys and values; the fields are those of `KVSpec` and `LayerSpec`."""
 
     group: int = 128
     k_bits: int = 2
@@ -22,6 +23,10 @@ class Quantiser:
     fit_rounds: int = 0
     unbiased: bool = False
     rotate_values: bool = False
+
+    def layer(self, cache: CacheSettings, pool: int) -> LayerSpec:
+        """A layer that is quantised so, with a pool of so many places."""
+        return LayerSpec(self.k_bits, self.v_bits, cache.k_subgroups, self.k_fine, self.k_fine_bits, pool)
 
 
 BALANCED = Quantiser(fit_rounds=8, unbiased=True, rotate_values=True)

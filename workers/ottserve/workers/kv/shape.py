@@ -7,10 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """L, J and D of a model (kernels/README.md), its query heads H, and whether its values can be rotated."""
+    """L, J and D of a model (kernels/README.md), its query heads H, and whether its values can be rotated.
+
+    The fingerprint tells its weights from others'; it is empty where only the shape is known.
+    """
 
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_size: int
     can_rotate: bool = True
+    fingerprint: str = ""

@@ -76,27 +76,28 @@ def put_outliers(store: KVStore, slot_id: int, outliers: Outliers, num_tokens: i
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """A sequence in host memory: pages int16 `[L, n, J, W]`, and a slot as tensors `[L, J, …]`."""
+    """A sequence in host memory: pages int16 `[l, n, J, W]` by run of layers, and a slot as tensors `[L, J, …]`."""
 
-    pages: Tensor
+    pages: tuple[Tensor, ...]
     slot: Slots
 
     @property
     def num_bytes(self) -> int:
         """Host memory."""
-        return self.pages.nbytes + self.slot.num_bytes
+        return sum(pages.nbytes for pages in self.pages) + self.slot.num_bytes
 
     @classmethod
     def of(cls, store: KVStore, slot_id: int, page_ids: tuple[int, ...]) -> HostCopy:
         """Copy pages and a slot to the host."""
         slot = Slots(*(_to_host(tensor[:, slot_id]) for tensor in _tensors(store.slots)))
-        return cls(_to_host(store.pages[:, list(page_ids)]), slot)
+        return cls(tuple(_to_host(run.pages[:, list(page_ids)]) for run in store.runs), slot)
 
     def put(self, store: KVStore, slot_id: int, page_ids: tuple[int, ...], num_present: int) -> None:
         """Copy them back, wherever that is now; the first `num_present` pages are left as they are."""
         for tensor, saved in zip(_tensors(store.slots), _tensors(self.slot), strict=True):
             tensor[:, slot_id] = saved.to(store.device)
-        store.pages[:, list(page_ids[num_present:])] = self.pages[:, num_present:].to(store.device)
+        for run, pages in zip(store.runs, self.pages, strict=True):
+            run.pages[:, list(page_ids[num_present:])] = pages[:, num_present:].to(store.device)
 
 
 def copy_slot(store: KVStore, from_slot_id: int, to_slot_id: int) -> None:

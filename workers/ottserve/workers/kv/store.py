@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ottserve.kernels.attend_decode import Workspace
-from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.slots import Slots
 from ottserve.workers.core.kvspec import KVSpec
+from ottserve.workers.kv.layers import LayerRun, make_runs
 
 WORKSPACE_BYTES = 2**24
 """Enough for every layer of a small model at short contexts, and little enough for the cache of a CPU."""
@@ -40,8 +40,9 @@ class KVStore:
         device: where the tensors live.
 
     Attributes:
-        pages: int16 `[L, P, J, W]`; slots: tensors `[L, S, J, …]` (kernels/README.md).
-        layer_slots: the slots of each layer; flat_pages, flat_slots: all layers as one, for ops over all at once.
+        runs: pages of all layers, by layers that are laid out alike (`kv/layers.py`).
+        layers: the same and the slots, by layer.
+        slots: tensors `[L, S, J, …]` (kernels/README.md); flat_slots: all layers as one.
         pool_sizes: int32 `[L]`, pool places by layer.
         workspace: for what a step reads on a CPU; holds nothing from one step to the next.
     """
@@ -50,21 +51,9 @@ class KVStore:
         self, spec: KVSpec, num_pages: int, num_slots: int, exact_dtype: torch.dtype, device: torch.device
     ) -> None:
         self.spec = spec
-        self.layout = PageLayout(
-            spec.group,
-            spec.head_size,
-            spec.k_bits,
-            spec.v_bits,
-            spec.k_subgroups,
-            exact_dtype,
-            spec.k_fine,
-            spec.k_fine_bits,
-        )
+        self.exact_dtype, self.device = exact_dtype, device
         self.num_pages, self.num_slots = num_pages, num_slots
         heads = (spec.num_layers, num_slots, spec.num_kv_heads)
-        places = spec.pool + spec.evicted
-        page_shape = (spec.num_layers, num_pages, spec.num_kv_heads, self.layout.words)
-        self.pages = torch.zeros(page_shape, dtype=torch.int16, device=device)
 
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(*heads, *shape, dtype=dtype, device=device)
@@ -72,45 +61,42 @@ class KVStore:
         self.slots = Slots(
             tail_k=zeros(spec.tail_capacity, spec.head_size, dtype=exact_dtype),
             tail_v=zeros(spec.tail_capacity, spec.head_size, dtype=exact_dtype),
-            outlier_k=zeros(places, spec.head_size, dtype=exact_dtype),
-            outlier_v=zeros(places, spec.head_size, dtype=exact_dtype),
-            outlier_score=zeros(places, dtype=torch.float32),
-            outlier_position=zeros(places, dtype=torch.int32),
+            outlier_k=zeros(spec.places, spec.head_size, dtype=exact_dtype),
+            outlier_v=zeros(spec.places, spec.head_size, dtype=exact_dtype),
+            outlier_score=zeros(spec.places, dtype=torch.float32),
+            outlier_position=zeros(spec.places, dtype=torch.int32),
             outlier_count=zeros(dtype=torch.int32),
             frozen=zeros(dtype=torch.bool),
         )
-        self.layer_slots = tuple(self.slots.layer(index) for index in range(spec.num_layers))
-        self.flat_pages, self.flat_slots = self.pages.flatten(0, 1), self.slots.all_layers_flat()
-        sizes = [spec.pool_size(index) for index in range(spec.num_layers)]
-        self.pool_sizes = torch.tensor(sizes, dtype=torch.int32, device=device)
+        self.flat_slots = self.slots.all_layers_flat()
+        self.pool_sizes = torch.tensor([layer.pool for layer in spec.layers], dtype=torch.int32, device=device)
+        self.runs = make_runs(spec, num_pages, self.slots, self.pool_sizes, exact_dtype)
+        self.layers = tuple(layer for run in self.runs for layer in run.by_layer())
         self.workspace = Workspace(WORKSPACE_BYTES)
 
     @property
-    def device(self) -> torch.device:
-        """Where the tensors live."""
-        return self.pages.device
-
-    @property
     def page_bytes(self) -> int:
-        """Bytes of one page over all layers, measured from the tensor's storage."""
-        return self.pages.numel() * self.pages.element_size() // self.num_pages
+        """Bytes of one page over all layers, measured from the tensors' storage."""
+        return sum(run.pages.nbytes for run in self.runs) // self.num_pages
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of one slot over all layers, measured from the tensors' storage."""
         return self.slots.num_bytes // self.num_slots
 
+    def run_of(self, layer: int) -> LayerRun:
+        """The run that a layer is of."""
+        return next(run for run in self.runs if layer in run.layers)
+
     def pool_state(self, slot_ids: list[int]) -> PoolState:
         """Outlier bookkeeping of the slots in use. Copies from the device, so not for every step."""
-        spec, slots = self.spec, self.slots
-        counts = slots.outlier_count[:, slot_ids].cpu()
+        counts = self.slots.outlier_count[:, slot_ids].cpu()
         pool = self.pool_sizes.cpu()[:, None, None].expand_as(counts)
-        heads = counts.numel()
-        traced = int((pool > 0).sum())
+        evicted = (self.spec.places - pool).where(pool > 0, 0)
         return PoolState(
             pool_places_used=int(torch.minimum(counts, pool).sum()),
             pool_places_total=int(pool.sum()),
-            evicted_places_used=int((counts - pool).clamp_min(0).sum()) if heads else 0,
-            evicted_places_total=traced * spec.evicted,
-            frozen_heads=int(slots.frozen[:, slot_ids].sum()),
+            evicted_places_used=int((counts - pool).clamp_min(0).sum()),
+            evicted_places_total=int(evicted.sum()),
+            frozen_heads=int(self.slots.frozen[:, slot_ids].sum()),
         )
