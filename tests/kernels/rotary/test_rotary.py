@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -34,6 +36,24 @@ def test_pages_are_turned_by_the_positions_of_a_sequence(keys) -> None:
     turn_pages(keys, PageLayout(40, 64, 2, 2), None)
     turn_pages(keys, PageLayout(40, 64, 2, 2, turns_keys=True), frequencies)
     assert torch.equal(keys.flatten(0, 1), expected)
+
+
+@pytest.mark.parametrize("bias", [0.0, 600.0])
+def test_a_bias_costs_nothing_in_pages_that_turn_keys_back(make_cache, kit, bias) -> None:
+    """Turned, it swings its channel by twice itself, and what the key says beside it is lost."""
+    layout = PageLayout(32, 64, 4, 4, exact_dtype=torch.bfloat16, turns_keys=True)
+    frequencies = 0.3 ** torch.arange(1, 33)
+    plain = torch.randn(48, 1, 64, generator=torch.Generator().manual_seed(1))
+    plain[..., 0] += bias
+    came = turn(plain, torch.arange(48)[:, None], frequencies)
+    errors = {}
+    for turns in (True, False):
+        cache = make_cache(replace(layout, turns_keys=turns), heads=1, pool=0)
+        cache.frequencies = frequencies if turns else None
+        cache.append(1, came, came)
+        errors[turns] = (cache.stored(1)[0] - came)[:32, :, [0, 32]].abs().mean()
+    assert errors[True] < (0.15 if bias == 0 else 0.8), "bf16 rounds keys of 600 to steps of 2 to 4"
+    assert (errors[False] > 5) == (bias > 0)
 
 
 @pytest.mark.parametrize("frequencies", [None, torch.ones(64)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from ottserve.workers.engine.loading import make_engine as make_engine_over
 from ottserve.workers.kv.plan_file import CachePlan, PlannedLayer, PlannedModel, write_plan
 from ottserve.workers.models.attention import IMPLEMENTATION, register
 from ottserve.workers.models.loading import LoadedModel
+from ottserve.workers.models.positions import key_frequencies
 from ottserve.workers.models.support import model_shape
 from ottserve.workers.models.toy import toy_tokenizer
 from ottserve.workers.settings import CacheSettings, EngineSettings, ModelSettings, SchedulerSettings
@@ -98,7 +100,8 @@ def random_model() -> LoadedModel:
     )
     module = LlamaForCausalLM(config).eval().requires_grad_(False)
     info = ModelInfo("random", "LlamaForCausalLM", module.num_parameters(), 2048, 128, (), 1.0, 0, 1.0, True)
-    return LoadedModel(module, info, model_shape(config), toy_tokenizer(), torch.device("cpu"), torch.float32)
+    shape = replace(model_shape(config), key_frequencies=key_frequencies(module, config, config.head_dim))
+    return LoadedModel(module, info, shape, toy_tokenizer(), torch.device("cpu"), torch.float32)
 
 
 def _settings(

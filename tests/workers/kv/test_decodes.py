@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -20,6 +22,8 @@ LAYERS, HEADS, KV_HEADS, HEAD_SIZE, GROUP, WINDOW = 5, 6, 2, 64, 32, 16
 TOKENS = {1: 3 * GROUP + WINDOW + 5, 2: 7, 3: 3 * GROUP + WINDOW, 4: GROUP + WINDOW - 1}
 """Tokens by slot: two rows of as many pages at unequal points of the ring, one without pages, one that fills up."""
 
+SHAPE = ModelShape(LAYERS, HEADS, KV_HEADS, HEAD_SIZE)
+
 
 def ids(*numbers: int) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int32)
@@ -31,8 +35,11 @@ UNEQUAL = (LayerSpec(4, 1), LayerSpec(4, 1, pool=0), LayerSpec(1, 2, k_fine=16),
 def spec_of(policy: str) -> KVSpec:
     if policy == "unequal layers":
         return KVSpec("ott", UNEQUAL, KV_HEADS, HEAD_SIZE, group=GROUP, window=WINDOW)
+    if policy == "keys before rope":
+        shape = replace(SHAPE, key_frequencies=tuple(0.3**pair for pair in range(1, 33)))
+        return resolve_spec(CacheSettings(keys="pre_rope", group=GROUP, window=WINDOW), shape)
     settings = CacheSettings(policy=policy, group=GROUP, window=WINDOW)  # type: ignore[arg-type]
-    return resolve_spec(settings, ModelShape(LAYERS, HEADS, KV_HEADS, HEAD_SIZE))
+    return resolve_spec(settings, SHAPE)
 
 
 def filled_store(policy: str) -> tuple[KVStore, DecodeRows]:
@@ -53,6 +60,7 @@ def filled_store(policy: str) -> tuple[KVStore, DecodeRows]:
                     seal(
                         stored.pages, stored.slots, stored.layout, ids(slot), ids(pages[slot][-1]),
                         ids((len(pages[slot]) - 1) * GROUP), stored.pool_size,
+                        frequencies=store.key_frequencies,
                     )  # fmt: skip
     slots = [1, 2, 0, 3, 4]
     table = torch.zeros(len(slots), 3, dtype=torch.int32)
@@ -69,7 +77,7 @@ def layer_bytes(store: KVStore) -> int:
 
 
 @pytest.mark.parametrize("num_layers", [0, 1, 2, LAYERS], ids="{} layers fit".format)
-@pytest.mark.parametrize("policy", [*POLICIES, "unequal layers"])
+@pytest.mark.parametrize("policy", [*POLICIES, "unequal layers", "keys before rope"])
 def test_blocks_equal_layers(policy: str, num_layers: int) -> None:
     """Where not even one layer fits, each group of rows is read by itself."""
     (by_layer, rows), (by_block, _) = filled_store(policy), filled_store(policy)

@@ -29,6 +29,28 @@ def test_refused(settings: dict[str, Any], problem: str) -> None:
         resolve_spec(CacheSettings(**settings), SHAPE)
 
 
+TURNING = replace(SHAPE, key_frequencies=tuple(0.5**pair for pair in range(32)))
+
+
+def test_keys_before_rope_are_turned_back_as_the_model_turns_them() -> None:
+    assert resolve_spec(CacheSettings(keys="pre_rope"), TURNING).key_frequencies == TURNING.key_frequencies
+    assert resolve_spec(CacheSettings(), TURNING).key_frequencies == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "shape", "problem"),
+    [
+        ({}, SHAPE, "needs a model that turns all channels"),
+        ({}, replace(TURNING, head_size=96), "needs a head size that is a power of two, not 96"),
+        ({"k_bits": 16}, TURNING, "must be post_rope where keys are stored at 16 bit"),
+        ({"policy": "fp16"}, TURNING, "must be post_rope where keys are stored at 16 bit"),
+    ],
+)
+def test_keys_before_rope_that_can_not_be(settings: dict[str, Any], shape: ModelShape, problem: str) -> None:
+    with pytest.raises(ValueError, match=f"cache.keys=pre_rope: {problem}"):
+        resolve_spec(CacheSettings(keys="pre_rope", **settings), shape)
+
+
 def test_fine_channels_by_hand() -> None:
     """128 · 64 codes of 2 bits, 16 channels of 2 bits more and a byte for each of these, scales, zeros and the mask."""
     spec = resolve_spec(CacheSettings(k_fine=16, v_bits=1), SHAPE)

@@ -86,6 +86,9 @@ class CacheSettings(Section):
     rotate_values: bool | None = Field(
         None, description="Spread large value channels by a rotation folded into the weights; default as the preset's."
     )
+    keys: Literal["post_rope", "pre_rope"] = Field(
+        "post_rope", description="Pages hold keys as attention takes them, or as before rotary embedding: slower."
+    )
     memory_bytes: int | None = Field(None, ge=1, description="Memory of pages and slots; default: see docs.")
     num_pages: int | None = Field(None, ge=2, description="Pages, instead of what memory_bytes gives.")
     prefix_cache: bool = Field(True, description="Keep sealed pages, so that equal beginnings are computed once.")

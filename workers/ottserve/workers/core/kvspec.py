@@ -53,6 +53,8 @@ class KVSpec:
         fit_rounds: least-squares rounds after the min/max codes; 0 is the paper's quantiser.
         unbiased: whether the quantiser ends with scales that keep the spread of what they stand for.
         rotate_values: whether values are stored rotated, as the model's weights then make them.
+        key_frequencies: how many times a position turns each pair of a key's channels, where pages hold keys turned
+            back, as they were before rotary embedding; empty where they hold them as they come.
         slot_element_bytes: bytes of an element in tails and pools.
     """
 
@@ -67,6 +69,7 @@ class KVSpec:
     fit_rounds: int = 0
     unbiased: bool = False
     rotate_values: bool = False
+    key_frequencies: tuple[float, ...] = ()
     slot_element_bytes: int = 2
 
     @property

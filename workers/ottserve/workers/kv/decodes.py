@@ -66,6 +66,7 @@ class DecodesByLayer:
             rows.slot_ids,
             rows.lengths,
             scale,
+            frequencies=self._store.key_frequencies,
         )
 
     def close(self) -> None:
@@ -134,4 +135,5 @@ class DecodesByBlock:
     def _read(self, group: RowGroup, layers: range) -> tuple[History, ...]:
         run = self._store.run_of(layers.start)
         block = slice(layers.start - run.layers.start, layers.stop - run.layers.start)
-        return gather_history(run.pages, run.slots, run.layout, group, block, self._store.workspace)
+        store = self._store
+        return gather_history(run.pages, run.slots, run.layout, group, block, store.workspace, store.key_frequencies)

@@ -13,7 +13,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from ottserve.kernels.layout import PageLayout
+from ottserve.kernels.layout import EXACT_BITS, PageLayout
 from ottserve.kernels.slots import Slots
 from ottserve.workers.core.kvspec import KVSpec, LayerSpec
 
@@ -91,4 +91,5 @@ def page_layout(spec: KVSpec, layer: LayerSpec, exact_dtype: torch.dtype) -> Pag
         exact_dtype=exact_dtype,
         k_fine=layer.k_fine,
         k_fine_bits=layer.k_fine_bits,
+        turns_keys=bool(spec.key_frequencies) and layer.k_bits < EXACT_BITS,
     )

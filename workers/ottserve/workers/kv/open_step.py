@@ -82,6 +82,7 @@ class OpenStep:
             chunks.slot_ids,
             chunks.lengths,
             scale,
+            self._store.key_frequencies,
         )
         for part in chunks.rounds:
             self._append(stored, k, v, part)
@@ -106,4 +107,5 @@ class OpenStep:
             keep=spec.keep,
             fit_rounds=spec.fit_rounds,
             unbiased=spec.unbiased,
+            frequencies=self._store.key_frequencies,
         )

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class ModelShape:
     """L, J and D of a model (kernels/README.md), its query heads H, and whether its values can be rotated.
 
-    The fingerprint tells its weights from others'; it is empty where only the shape is known.
+    The fingerprint tells its weights from others'; it is empty where only the shape is known. `key_frequencies` are how
+    many times a position turns each pair of a key's channels d and d + D/2; empty where they are not turned so.
     """
 
     num_layers: int
@@ -18,3 +19,4 @@ class ModelShape:
     head_size: int
     can_rotate: bool = True
     fingerprint: str = ""
+    key_frequencies: tuple[float, ...] = ()

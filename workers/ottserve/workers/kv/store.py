@@ -44,6 +44,7 @@ class KVStore:
         layers: the same and the slots, by layer.
         slots: tensors `[L, S, J, …]` (kernels/README.md); flat_slots: all layers as one.
         pool_sizes: int32 `[L]`, pool places by layer.
+        key_frequencies: fp32 `[D/2]` for layouts that turn keys, or None.
         workspace: for what a step reads on a CPU; holds nothing from one step to the next.
     """
 
@@ -72,6 +73,8 @@ class KVStore:
         self.pool_sizes = torch.tensor([layer.pool for layer in spec.layers], dtype=torch.int32, device=device)
         self.runs = make_runs(spec, num_pages, self.slots, self.pool_sizes, exact_dtype)
         self.layers = tuple(layer for run in self.runs for layer in run.by_layer())
+        turned = spec.key_frequencies
+        self.key_frequencies = torch.tensor(turned, dtype=torch.float32, device=device) if turned else None
         self.workspace = Workspace(WORKSPACE_BYTES)
 
     @property

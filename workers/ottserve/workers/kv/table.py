@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ottserve.workers.core.kvspec import KVSpec, LayerSpec
 from ottserve.workers.kv.fp16 import fp16
@@ -28,6 +29,8 @@ def resolve_spec(cache: CacheSettings, shape: ModelShape) -> KVSpec:
         ValueError: a setting contradicts another or the model; names the setting, its value and the limit.
     """
     spec = planned(cache, cache.plan, shape) if cache.plan else POLICIES[cache.policy](cache, shape)
+    if cache.keys == "pre_rope":
+        spec = replace(spec, key_frequencies=_key_frequencies(spec, shape))
     said = f"cache.plan={cache.plan}: " if cache.plan else "cache."
     _require(spec.group in GROUPS, f"{said}group", spec.group, f"must be one of {GROUPS}")
     _require(shape.head_size in HEAD_SIZES, "head size of the model", shape.head_size, f"must be one of {HEAD_SIZES}")
@@ -39,6 +42,17 @@ def resolve_spec(cache: CacheSettings, shape: ModelShape) -> KVSpec:
     for index in cache.plain_layers:
         _require(index >= 0, "cache.plain_layers", index, "must not be negative")
     return spec
+
+
+def _key_frequencies(spec: KVSpec, shape: ModelShape) -> tuple[float, ...]:
+    """Those of the model, where it turns keys in a way that can be undone; raises ValueError elsewhere."""
+    size = shape.head_size
+    in_codes = any(layer.k_bits < EXACT_BITS for layer in spec.layers)
+    _require(in_codes, "cache.keys", "pre_rope", "must be post_rope where keys are stored at 16 bit")
+    _require(size & (size - 1) == 0, "cache.keys", "pre_rope", f"needs a head size that is a power of two, not {size}")
+    turns = len(shape.key_frequencies) == size // 2
+    _require(turns, "cache.keys", "pre_rope", "needs a model that turns all channels of every layer's keys in halves")
+    return shape.key_frequencies
 
 
 def _refuse_layer(layer: LayerSpec, spec: KVSpec, prefix: str) -> None:

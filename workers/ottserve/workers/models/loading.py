@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from ottserve.workers.api import ModelInfo, TokenizerFiles
 from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.models.attention import IMPLEMENTATION, register
+from ottserve.workers.models.positions import key_frequencies
 from ottserve.workers.models.random_model import number_tokenizer, random_model
 from ottserve.workers.models.rotation import can_rotate, rotate_values
 from ottserve.workers.models.source import RANDOM_MODEL, TOY_MODEL, ModelSource, find_source
@@ -73,12 +74,17 @@ def load_model(settings: ModelSettings, progress: Progress) -> LoadedModel:
     module = _load_weights(source, settings.max_context, _dtype(settings.dtype, device), device).to(device).eval()
     module.requires_grad_(False)
     progress(f"reading the tokenizer of {source.name}")
+    shape = model_shape(module.config)
     return LoadedModel(
         module=module,
         info=_describe(
             module, source, settings.name or source.name, _context_length(module.config, settings.max_context)
         ),
-        shape=replace(model_shape(module.config), can_rotate=source.name not in EXACT_MODELS and can_rotate(module)),
+        shape=replace(
+            shape,
+            can_rotate=source.name not in EXACT_MODELS and can_rotate(module),
+            key_frequencies=key_frequencies(module, module.config, shape.head_size),
+        ),
         tokenizer=_tokenizer_files(source, module.config.vocab_size),
         device=device,
         dtype=module.dtype,
