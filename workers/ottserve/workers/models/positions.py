@@ -16,7 +16,8 @@ def key_frequencies(module: nn.Module, config: PretrainedConfig, head_size: int)
     Empty where keys are turned in another way: in part, in neighbouring pairs, or not in every layer alike.
     """
     every_layer = all(getattr(config, "no_rope_layers", None) or (True,))
-    found = [rotary.inv_freq for rotary in module.modules() if isinstance(getattr(rotary, "inv_freq", None), Tensor)]
+    buffers = (getattr(rotary, "inv_freq", None) for rotary in module.modules())
+    found = [own for own in buffers if isinstance(own, Tensor)]
     if config.model_type in INTERLEAVED or not every_layer or [len(own) for own in found] != [head_size // 2]:
         return ()
     return tuple((found[0].double() / (2 * math.pi)).tolist())
