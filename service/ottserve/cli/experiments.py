@@ -25,6 +25,7 @@ def experiments(
             help="Plain .txt, or .jsonl of question and answer; may be given again.", exists=True, dir_okay=False
         ),
     ] = None,
+    recall: Annotated[bool, typer.Option(help="Whether a made text that asks for old tokens is another.")] = True,
     tokens: Annotated[int, typer.Option(help="Tokens of each text, from its beginning.", min=1)] = 4096,
     out: Annotated[Path, typer.Option(help="Folder of the report.", file_okay=False)] = Path("experiments"),
     model: Model = "smollm2-135m-instruct",
@@ -48,9 +49,7 @@ def experiments(
             for experiment in chosen:
                 typer.echo(f"{experiment.name}: {experiment.question} {len(experiment.rows)} rows.")
             return
-        if not text:
-            fail("--text: at least one is needed")
-        suite = Suite(chosen, tuple(text), tokens, out)
+        suite = Suite(chosen, tuple(text or ()), tokens, out, with_recall=recall)
         settings = ModelSettings.model_validate({"path": model, "dtype": "float32", "device": device})
         loaded = load_model(settings, lambda message: typer.echo(message, err=True))
         tables = _with_progress(loaded, suite)

@@ -95,7 +95,9 @@ def test_command_lists_and_refuses() -> None:
     unknown = CliRunner().invoke(app, ["experiments", "axis", "--list"])
     assert unknown.exit_code == 1
     assert "'axis' is none of axes, tokens" in unknown.stderr
-    assert "--text" in CliRunner().invoke(app, ["experiments", "axes"]).stderr
+    none = CliRunner().invoke(app, ["experiments", "axes", "--model", "toy", "--no-recall"])
+    assert none.exit_code == 1
+    assert "texts: at least one is needed" in none.stderr
 
 
 def test_command_prints_tables(texts: tuple[Path, Path], tmp_path: Path) -> None:
@@ -103,4 +105,5 @@ def test_command_prints_tables(texts: tuple[Path, Path], tmp_path: Path) -> None
     result = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     assert "K per channel, V per token" in result.stdout
+    assert "KL, recall" in result.stdout
     assert (tmp_path / "out" / "axes.png").exists()

@@ -32,6 +32,16 @@ def test_the_first_tokens_keep_their_places() -> None:
     assert admitted(Trace("first", places=2), group(5, 9, 7), group(0, 0, 0)) == [[0, 1], []]
 
 
+def test_attention_can_decide() -> None:
+    """The token that queries look at most while they can see it; a sum would prefer the oldest."""
+    tracer = Trace("attended", places=1).open(2)
+    weights = torch.zeros(1, 1, 4, 4)
+    weights[..., :, 0] = 0.4
+    weights[..., 2:, 2] = 0.6
+    tracer.observe(weights)
+    assert tracer.admit(torch.ones(1, 3, 2)).tolist() == [[False, False, True]]
+
+
 def test_random_places_are_the_same_each_time_and_differ_by_layer() -> None:
     keys = torch.ones(1, 64, 2)
     assert admitted(Trace("random"), keys, layer=3) == admitted(Trace("random"), keys, layer=3)

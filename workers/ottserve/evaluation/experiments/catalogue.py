@@ -11,7 +11,8 @@ from ottserve.evaluation.experiments.rivals.dropping import HeavyHitters, SnapKV
 from ottserve.evaluation.experiments.rivals.gear import gear
 from ottserve.evaluation.experiments.rivals.innerq import innerq
 from ottserve.evaluation.experiments.rivals.kvquant import kvquant
-from ottserve.evaluation.experiments.rivals.rotatekv import rotatekv
+from ottserve.evaluation.experiments.rivals.rotatekv import GroupedHeads, rotatekv
+from ottserve.evaluation.experiments.rivals.sparse import Sparse
 from ottserve.evaluation.experiments.rivals.zipcache import ZipCache
 from ottserve.evaluation.experiments.tracing import Keep, Trace
 from ottserve.evaluation.experiments.variants import AS_IT_IS, WITH_KEY_BIAS, Variant
@@ -58,7 +59,9 @@ OTT = Coded(PAPER_KEYS, PAPER_VALUES, Trace())
 BALANCED = Coded(_fitted(2, "channel", unbiased=False), FITTED_VALUES, Trace())
 ONE_BIT_KEYS = Coded(_fine(1, 2, 32), FITTED_VALUES, Trace())
 FINE = Coded(_fine(2, 2, 16), FITTED_VALUES, Trace())
+FINE_AND_SPARSE = replace(FINE, keys=Sparse(FINE.keys, "channel", 0.003))
 FINER = Coded(_fine(2, 2, 32), FITTED_VALUES, Trace())
+ROTATED_KEYS = Coded(GroupedHeads(_fitted(2, "token", unbiased=False)), FITTED_VALUES, Trace())
 ACCURATE = Coded(_fitted(4, "channel", unbiased=True), FITTED_VALUES, Trace())
 
 
@@ -102,6 +105,7 @@ EXPERIMENTS = (
             Row("random", _traced("random")),
             Row("the first of the text", _traced("first")),
             Row("largest keys", _traced("largest")),
+            Row("most attended", _traced("attended")),
         ),
     ),
     Experiment(
@@ -165,6 +169,22 @@ EXPERIMENTS = (
             Row("StreamingLLM, 15 % of tokens", StreamingLLM(0.15)),
             Row("H2O, 15 % of tokens", HeavyHitters(0.15)),
             Row("SnapKV, 15 % of tokens", SnapKV(0.15)),
+        ),
+        by_bits=True,
+    ),
+    Experiment(
+        "taken",
+        "What would ours gain from theirs?",
+        (
+            Row("ours, fine", FINE),
+            Row("ours, fine, before RoPE (KVQuant, RotateKV)", replace(FINE, before_rope=True)),
+            Row("ours, fine, 0.3 % sparse keys (KVQuant, GEAR)", FINE_AND_SPARSE),
+            Row("ours, fine, most attended exact (H2O)", replace(FINE, trace=Trace("attended"))),
+            Row("ours, fine, first 4 exact (InnerQ)", replace(FINE, trace=Trace("first", places=4, first_layer=0))),
+            Row("ours, 1-bit keys, 32 fine channels", ONE_BIT_KEYS),
+            Row("ours, 1-bit keys, 32 fine channels, before RoPE", replace(ONE_BIT_KEYS, before_rope=True)),
+            Row("ours, keys rotated over heads (RotateKV)", ROTATED_KEYS),
+            Row("ours, keys rotated over heads, before RoPE", replace(ROTATED_KEYS, before_rope=True)),
         ),
         by_bits=True,
     ),

@@ -44,6 +44,9 @@ class _CodedMemory(Memory):
         self._coders: tuple[Coder, Coder] | None = None
         self._num_seen = 0
 
+    def observe(self, weights: Tensor) -> None:
+        self._tracer.observe(weights)
+
     def see(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         method, first = self._method, self._num_seen
         self._num_seen += keys.shape[1]

@@ -13,6 +13,7 @@ from ottserve.evaluation.environment import environment, model_name, versions
 from ottserve.evaluation.experiments import report
 from ottserve.evaluation.experiments.catalogue import COUNT_FROM, Experiment, Row
 from ottserve.evaluation.experiments.method import Exact
+from ottserve.evaluation.experiments.recall import recall_text
 from ottserve.evaluation.experiments.report import Table
 from ottserve.evaluation.experiments.results import Finding, Findings, Subject
 from ottserve.evaluation.experiments.simulate import measure, run
@@ -28,6 +29,7 @@ class Suite:
 
     Attributes:
         texts: files, see `texts.read_text`.
+        with_recall: whether the text of `recall.py` is another.
         num_tokens: of each text, from its beginning.
         out: folder of `experiments.json`, `experiments.md` and a PNG for each experiment.
         count_from: first position that counts.
@@ -37,12 +39,13 @@ class Suite:
     texts: tuple[Path, ...]
     num_tokens: int
     out: Path
+    with_recall: bool = False
     count_from: int = COUNT_FROM
 
     @property
     def num_rows(self) -> int:
         """Rows over all texts, those that stand in more than one experiment counted in each."""
-        return len(self.texts) * sum(len(experiment.rows) for experiment in self.experiments)
+        return (len(self.texts) + self.with_recall) * sum(len(experiment.rows) for experiment in self.experiments)
 
 
 def run_suite(
@@ -55,11 +58,14 @@ def run_suite(
         advance: called whenever a row is done.
 
     Raises:
-        ValueError: a text is too short or too long, or its name is not its own; names it.
+        ValueError: a text is too short or too long, or its name is not its own, or there is none; names it.
         OSError: a text can't be read or a file can't be written.
     """
     tokenizer = Tokenizer.from_str(model.tokenizer.tokenizer_json)
     texts = [tokenise(path, tokenizer, suite.num_tokens) for path in suite.texts]
+    texts += [recall_text(tokenizer, suite.num_tokens)] if suite.with_recall else []
+    if not texts:
+        raise ValueError("texts: at least one is needed")
     if len({text.name for text in texts}) < len(texts):
         raise ValueError(f"texts: {', '.join(text.name for text in texts)}: the names must differ")
     for text in texts:

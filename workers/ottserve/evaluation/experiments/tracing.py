@@ -8,7 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Keep = Literal["smallest", "largest", "random", "first"]
+from ottserve.evaluation.experiments.saliency import Saliency
+
+Keep = Literal["smallest", "largest", "attended", "random", "first"]
 
 POSITION_AND_SCORE_BITS = 64
 
@@ -18,8 +20,9 @@ class Trace:
     """How tokens compete for exact places.
 
     Attributes:
-        keep: "smallest" and "largest" go by the L1 norm of the key, "random" by chance, "first" by position, so that
-            the first tokens of the text hold their places for ever.
+        keep: "smallest" and "largest" go by the L1 norm of the key, "attended" by the attention that a token was given
+            while it was exact, "random" by chance, "first" by position, so that the first tokens of the text hold
+            their places for ever.
         places: O, pool places of each KV head; 0 traces nothing.
         evicted: E, places for tokens that lost their pool place and stay exact.
         first_layer, end_layer: the layers that trace; to the last one without `end_layer`.
@@ -53,9 +56,15 @@ class Tracer:
     def __init__(self, trace: Trace, num_places: int, seed: int) -> None:
         self._trace, self._num_places = trace, num_places
         self._random = torch.Generator().manual_seed(seed)
+        self._saliency = Saliency()
         self._num_seen = 0
         self._pool: Tensor | None = None
         self._count: Tensor | None = None
+
+    def observe(self, weights: Tensor) -> None:
+        """See `Memory`."""
+        if self._trace.keep == "attended":
+            self._saliency.observe(weights)
 
     def admit(self, keys: Tensor) -> Tensor:
         """bool `[J, G]`: the tokens of the next group `[J, G, D]` that stay exact.
@@ -63,12 +72,12 @@ class Tracer:
         Low scores win, a draw goes to the older token. A head whose exact places would not suffice is frozen: it admits
         none of this group and of no later one.
         """
-        J, G, _ = keys.shape
+        J = len(keys)
         if self._pool is None or self._count is None:
             self._pool = keys.new_full((J, self._num_places), torch.inf)
             self._count = torch.zeros(J, dtype=torch.int64, device=keys.device)
         candidates = torch.cat([self._pool, self._scores(keys)], 1)
-        self._num_seen += G
+        self._num_seen += keys.shape[1]
         order = candidates.sort(dim=1, stable=True)
         winners = order.indices[:, : self._num_places]
         admitted = torch.zeros_like(candidates, dtype=torch.bool).scatter_(1, winners, True)[:, self._num_places :]
@@ -80,12 +89,15 @@ class Tracer:
 
     def _scores(self, keys: Tensor) -> Tensor:
         J, G, _ = keys.shape
+        here = slice(self._num_seen, self._num_seen + G)
         match self._trace.keep:
             case "smallest":
                 return keys.abs().sum(-1)
             case "largest":
                 return -keys.abs().sum(-1)
+            case "attended":
+                return -self._saliency.mean(here)
             case "random":
                 return torch.rand(J, G, generator=self._random).to(keys.device)
             case "first":
-                return torch.arange(self._num_seen, self._num_seen + G, device=keys.device).to(keys.dtype).expand(J, G)
+                return torch.arange(here.start, here.stop, device=keys.device).to(keys.dtype).expand(J, G)

@@ -25,15 +25,18 @@ class Variant:
     change: Change
 
 
-def _key_bias(model: LoadedModel) -> LoadedModel:
-    """A bias of 600 on one channel of every KV head's keys, before RoPE, as Qwen2 has up to 921 in some layers.
+KEY_BIAS = 600.0
 
-    Queries read that channel and the one it turns with at a 600th, so that the model goes on answering.
+
+def _key_bias(model: LoadedModel) -> LoadedModel:
+    """A bias on one channel of every KV head's keys, before RoPE; Qwen2 has up to 921 in some layers.
+
+    The channel is one that turns by half a circle within a group. Queries read it and the one that it turns with by
+    `1 / KEY_BIAS`, so that the model goes on answering: one that was trained with such a bias has learned that itself.
     """
     changed = model.shared()
     D = model.shape.head_size
-    channel = KEY_BIAS_PAIR
-    pair = (channel, channel + D // 2)
+    channel = D // 16
     for layer in changed.module.modules():
         keys, queries = getattr(layer, "k_proj", None), getattr(layer, "q_proj", None)
         if not isinstance(keys, nn.Linear) or not isinstance(queries, nn.Linear):
@@ -42,13 +45,10 @@ def _key_bias(model: LoadedModel) -> LoadedModel:
         bias[channel::D] += KEY_BIAS
         keys.bias = nn.Parameter(bias.to(keys.weight), requires_grad=False)
         weight = queries.weight.detach().clone()
-        for index in pair:
-            weight[index::D] /= KEY_BIAS
+        weight[channel :: D // 2] /= KEY_BIAS
         queries.weight = nn.Parameter(weight, requires_grad=False)
     return changed
 
 
-KEY_BIAS = 600.0
-KEY_BIAS_PAIR = 8
 AS_IT_IS = Variant("", lambda model: model)
 WITH_KEY_BIAS = Variant("key bias 600", _key_bias)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d
 
 from ottserve.evaluation.experiments.method import Layer, Memory
+from ottserve.evaluation.experiments.saliency import Saliency
 
 
 @dataclass(frozen=True)
@@ -101,16 +102,13 @@ class _Newest(_Dropping):
 class _Heaviest(_Dropping):
     def __init__(self, method: HeavyHitters) -> None:
         super().__init__(method.share)
-        self._given = torch.zeros(0)
+        self._saliency = Saliency()
 
     def observe(self, weights: Tensor) -> None:
-        given = weights.sum((1, 2))
-        if self._given.numel():
-            given[:, : self._given.shape[1]] += self._given
-        self._given = given
+        self._saliency.observe(weights)
 
     def scores(self, num_heads: int, num_tokens: int, num_kept: int) -> Tensor:
-        scores = self._given[:, :num_tokens].clone()
+        scores = self._saliency.total(slice(num_tokens)).clone()
         scores[:, num_tokens - num_kept // 2 :] = torch.inf
         return scores
 

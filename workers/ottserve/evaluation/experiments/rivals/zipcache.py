@@ -10,6 +10,7 @@ from torch import Tensor
 from ottserve.evaluation.experiments.method import Layer, Memory
 from ottserve.evaluation.experiments.quantisers import Affine
 from ottserve.evaluation.experiments.rivals.innerq import Normalised
+from ottserve.evaluation.experiments.saliency import Saliency
 
 
 @dataclass(frozen=True)
@@ -36,26 +37,16 @@ class _SalientMemory(Memory):
         super().__init__()
         self._num_salient = round(method.share * method.group)
         self._num_seen = 0
-        self._given: Tensor | None = None
-        self._num_queries: Tensor | None = None
+        self._saliency = Saliency()
 
     def observe(self, weights: Tensor) -> None:
-        J, _, n, num_tokens = weights.shape
-        given, num_queries = weights.new_zeros(J, num_tokens), weights.new_zeros(num_tokens)
-        if self._given is not None and self._num_queries is not None:
-            given[:, : self._given.shape[1]] = self._given
-            num_queries[: len(self._num_queries)] = self._num_queries
-        num_queries[: num_tokens - n] += n
-        num_queries[num_tokens - n :] += torch.arange(n, 0, -1, device=weights.device)
-        self._given, self._num_queries = given + weights.sum((1, 2)), num_queries
+        self._saliency.observe(weights)
 
     def see(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        assert self._given is not None and self._num_queries is not None, "attention comes before the first seal"
         J, G, D = keys.shape
         here = slice(self._num_seen, self._num_seen + G)
         self._num_seen += G
-        saliency = self._given[:, here] / self._num_queries[here]
-        order = saliency.argsort(dim=1, descending=True)[..., None].expand(-1, -1, D)
+        order = self._saliency.mean(here).argsort(dim=1, descending=True)[..., None].expand(-1, -1, D)
         out_keys, out_values = torch.empty_like(keys), torch.empty_like(values)
         for bits, chosen in ((4, order[:, : self._num_salient]), (2, order[:, self._num_salient :])):
             code_keys = Affine(bits, "channel").code(keys.gather(1, chosen))
