@@ -45,6 +45,9 @@ class ModelSettings(Section):
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU when there is one.")
     max_context: int | None = Field(None, ge=1, description="Tokens of prompt plus answer; default: the model's own.")
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="Ranks that compute the model together, each with its heads, on a GPU of its own."
+    )
     name: str | None = Field(
         None, pattern=r"^[!-~]{1,256}$", description="What requests call the model; default: read off path."
     )

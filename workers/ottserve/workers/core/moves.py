@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Snapshot:
     """The outliers of a chain of pages, kept beside it for as long as one of these pages is in the prefix cache.
 
@@ -31,7 +31,7 @@ class Snapshot:
         return self.tensors is not None and (num_pages <= self.num_certain_pages or num_pages == self.num_pages)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class SavedSequence:
     """A preempted sequence in host memory. `tensors` is None until it was saved, and `num_bytes` 0."""
 

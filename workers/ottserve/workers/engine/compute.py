@@ -18,7 +18,6 @@ from ottserve.workers.engine.prompts import Piece, read_prompts
 from ottserve.workers.engine.readout import Readout
 from ottserve.workers.engine.runner import Runner
 from ottserve.workers.engine.sampler import SampledRow, SampledToken, Sampler
-from ottserve.workers.kv.moves import carry_out
 from ottserve.workers.kv.store import KVStore
 
 FAULT = "the step that computed this request failed"
@@ -49,7 +48,7 @@ class Computer:
 
     def move(self, moves: Iterable[Move]) -> None:
         """Do to stored keys and values what the scheduler decided outside of a step."""
-        carry_out(self._store, moves)
+        self._runner.move(moves)
 
     def compute(self, plan: StepPlan, live: Mapping[str, LiveRequest]) -> Computed:
         """Compute a plan that is not empty, and store its keys and values.

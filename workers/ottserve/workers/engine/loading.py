@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 
+import structlog
 import torch
 from tokenizers import Tokenizer
 
@@ -16,56 +17,76 @@ from ottserve.workers.core.ledger import Ledger
 from ottserve.workers.core.limits import Limits
 from ottserve.workers.core.prefix import PrefixCache
 from ottserve.workers.core.scheduler import Scheduler
-from ottserve.workers.engine.capacity import plan_capacity
+from ottserve.workers.engine.capacity import Capacity, plan_capacity
 from ottserve.workers.engine.engine import Engine
+from ottserve.workers.engine.ranks.crew import Crew
+from ottserve.workers.engine.ranks.lead import LeadRunner, agree
 from ottserve.workers.engine.runner import Runner
 from ottserve.workers.kv.store import KVStore
 from ottserve.workers.kv.table import resolve_spec
-from ottserve.workers.models.loading import LoadedModel, Progress, load_model
+from ottserve.workers.models.key_bias import drowned_layers
+from ottserve.workers.models.loading import LoadedModel, Progress, find_device, load_model
 from ottserve.workers.models.tuning import tune
 from ottserve.workers.settings import EngineSettings
 from ottserve.workers.text.detokenizer import Vocabulary
+
+log = structlog.get_logger(__name__)
 
 CPU_TOKENS_BESIDE_DECODING = 64
 """A CPU computes a prompt at nearly the same pace in small chunks, but each token delays those who decode."""
 
 
-def load_engine(settings: EngineSettings, progress: Progress) -> Engine:
+def load_engine(settings: EngineSettings, progress: Progress, crew: Crew | None = None) -> Engine:
     """Load the model, allocate the cache and put an engine on top.
 
     Args:
         settings: all of the replica's settings.
         progress: told in words what is going on.
+        crew: the other ranks, as many as `model.tensor_parallel` says beside this one.
 
     Raises:
         ValueError: a setting is impossible, contradicts another, or the model can't be served; names both values.
+        RankLost: another rank failed.
     """
-    return make_engine(settings, load_model(settings.model, progress), progress, keep_model=False)
+    num_ranks = 1 if crew is None else crew.share.num_ranks
+    if settings.model.tensor_parallel != num_ranks:
+        raise ValueError(f"model.tensor_parallel={settings.model.tensor_parallel}: {num_ranks} ranks are there")
+    if crew is None:
+        return make_engine(settings, load_model(settings.model, progress), progress, keep_model=False)
+    crew.join(find_device(settings.model.device))
+    model = load_model(settings.model, progress, crew.share)
+    return make_engine(settings, model, progress, keep_model=False, crew=crew)
 
 
-def make_engine(settings: EngineSettings, model: LoadedModel, progress: Progress, *, keep_model: bool = True) -> Engine:
+def make_engine(
+    settings: EngineSettings,
+    model: LoadedModel,
+    progress: Progress,
+    *,
+    keep_model: bool = True,
+    crew: Crew | None = None,
+) -> Engine:
     """Allocate the cache over a loaded model and put an engine on top; `settings.model` is not read.
 
     Args:
         settings, progress: as of `load_engine`.
         model: what is loaded.
         keep_model: leave it as it is, for others to use, at the price of merged weights being there twice.
+        crew: the other ranks, where the model is a share.
 
     Raises:
         ValueError: as `load_engine`, but for the model.
+        RankLost: another rank failed.
     """
-    if resolve_spec(settings.cache, model.shape).rotate_values:
-        model = model.with_rotated_values()
-    elif keep_model:
-        model = model.shared()
-    tune(model.module, compiled=_wants(settings.graphs.compile_layers, model))
-    store = make_store(settings, model)
+    model = prepare_model(settings, model, keep_model=keep_model)
+    capacity = find_capacity(settings, model)
+    store = make_store(settings, model, capacity if crew is None else agree(crew, capacity))
     spec = store.spec
     progress(
         f"the cache holds {(store.num_pages - 1) * spec.group:,} tokens at {spec.bits_per_element:.2f} bits an element "
         f"(policy {spec.policy}, {store.num_pages * store.page_bytes / 2**20:,.0f} MiB of pages)"
     )
-    runner = Runner(model.module, store)
+    runner = Runner(model.module, store) if crew is None else LeadRunner(model.module, store, crew)
     graphs = _wants_graphs(settings, model)
     if graphs:
         progress("compiling layers and capturing decode steps as CUDA graphs")
@@ -87,14 +108,38 @@ def make_engine(settings: EngineSettings, model: LoadedModel, progress: Progress
     )
 
 
-def make_store(settings: EngineSettings, model: LoadedModel) -> KVStore:
-    """The cache that the settings ask for over this model.
+def prepare_model(settings: EngineSettings, model: LoadedModel, *, keep_model: bool) -> LoadedModel:
+    """The model as the settings want it computed; arguments and errors as of `make_engine`."""
+    spec = resolve_spec(settings.cache, model.shape)
+    drowned = drowned_layers(model.module, model.shape, [layer.k_bits for layer in spec.layers])
+    if drowned and not spec.key_frequencies:
+        log.warning("large_key_biases", layers=drowned, remedy="cache.keys=pre_rope, or more cache.k_bits")
+    if spec.rotate_values:
+        model = model.with_rotated_values()
+    elif keep_model:
+        model = model.shared()
+    tune(model.module, compiled=_wants(settings.graphs.compile_layers, model))
+    return model
+
+
+def find_capacity(settings: EngineSettings, model: LoadedModel) -> Capacity:
+    """What there is memory for over this model.
 
     Raises:
         ValueError: as `resolve_spec` and `plan_capacity` do.
     """
     spec = resolve_spec(settings.cache, model.shape)
-    capacity = plan_capacity(settings, spec, model.info.context_length, model.device)
+    return plan_capacity(settings, spec, model.info.context_length, model.device)
+
+
+def make_store(settings: EngineSettings, model: LoadedModel, capacity: Capacity | None = None) -> KVStore:
+    """The cache that the settings ask for over this model, of the capacity that there is memory for or another.
+
+    Raises:
+        ValueError: as `resolve_spec` and `plan_capacity` do.
+    """
+    spec = resolve_spec(settings.cache, model.shape)
+    capacity = capacity or find_capacity(settings, model)
     exact = torch.bfloat16 if model.dtype == torch.bfloat16 else torch.float16
     return KVStore(spec, capacity.num_pages, capacity.num_slots, exact, model.device)
 
@@ -126,7 +171,7 @@ def _limits(settings: EngineSettings, model: LoadedModel, spec: KVSpec) -> Limit
 
 
 def _server_info(settings: EngineSettings, model: LoadedModel, store: KVStore, graphs: bool) -> ServerInfo:
-    spec, scheduler = store.spec, settings.scheduler
+    spec, scheduler, ranks = store.spec, settings.scheduler, model.num_ranks
     return ServerInfo(
         version=version("ottserve"),
         backend="triton" if model.device.type == "cuda" else "torch",
@@ -141,9 +186,9 @@ def _server_info(settings: EngineSettings, model: LoadedModel, store: KVStore, g
         evicted=spec.evicted,
         num_pages=store.num_pages - 1,
         num_slots=store.num_slots - 1,
-        page_bytes=store.page_bytes,
-        slot_bytes=store.slot_bytes,
-        bytes_per_token=store.page_bytes / spec.group,
+        page_bytes=ranks * store.page_bytes,
+        slot_bytes=ranks * store.slot_bytes,
+        bytes_per_token=ranks * store.page_bytes / spec.group,
         bits_per_element=spec.bits_per_element,
         token_capacity=(store.num_pages - 1) * spec.group,
         prefix_cache=settings.cache.prefix_cache,
@@ -152,7 +197,7 @@ def _server_info(settings: EngineSettings, model: LoadedModel, store: KVStore, g
         max_waiting=scheduler.max_waiting,
         max_waiting_tokens=scheduler.max_waiting_tokens,
         max_tokens_per_step=scheduler.max_tokens_per_step,
-        tail_bytes=spec.tail_bytes,
+        tail_bytes=ranks * spec.tail_bytes,
     )
 
 

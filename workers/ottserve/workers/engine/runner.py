@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ottserve.workers.core.moves import Move
 from ottserve.workers.engine.graphs import DecodeGraphs
+from ottserve.workers.kv.moves import carry_out
 from ottserve.workers.kv.open_step import OpenStep
 from ottserve.workers.kv.step import StepTensors
 from ottserve.workers.kv.store import KVStore
@@ -30,6 +34,10 @@ class Runner:
     def capture(self, max_rows: int, max_pages: int) -> None:
         """Capture decode steps of up to `max_rows` sequences of up to `max_pages` pages each. Needs a CUDA device."""
         self._graphs = DecodeGraphs(self._forward_padding, max_rows, max_pages, self._store.device)
+
+    def move(self, moves: Iterable[Move]) -> None:
+        """Do to stored keys and values what the scheduler decided outside of a step."""
+        carry_out(self._store, moves)
 
     @torch.inference_mode()
     def run(self, step: StepTensors) -> Tensor:

@@ -19,9 +19,11 @@ from transformers.utils import logging as transformers_logging
 from ottserve.workers.api import ModelInfo, TokenizerFiles
 from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.models.attention import IMPLEMENTATION, register
+from ottserve.workers.models.fingerprint import fingerprint
 from ottserve.workers.models.positions import key_frequencies
 from ottserve.workers.models.random_model import number_tokenizer, random_model
 from ottserve.workers.models.rotation import can_rotate, rotate_values
+from ottserve.workers.models.sharding import WHOLE, Share, shard
 from ottserve.workers.models.source import RANDOM_MODEL, TOY_MODEL, ModelSource, find_source
 from ottserve.workers.models.support import model_shape, refuse_architecture, refuse_context
 from ottserve.workers.models.toy import toy_model, toy_tokenizer
@@ -35,7 +37,12 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model as transformers makes it, hooked to the cache."""
+    """A model as transformers makes it, hooked to the cache.
+
+    Attributes:
+        module, shape: of this rank's share, where several compute the model.
+        info: of the whole model.
+    """
 
     module: PreTrainedModel
     info: ModelInfo
@@ -43,6 +50,7 @@ class LoadedModel:
     tokenizer: TokenizerFiles
     device: torch.device
     dtype: torch.dtype
+    num_ranks: int = 1
 
     def with_rotated_values(self) -> LoadedModel:
         """The same model with the setting `cache.rotate_values` folded into its weights.
@@ -57,41 +65,47 @@ class LoadedModel:
         return replace(self, module=share(self.module))
 
 
-def load_model(settings: ModelSettings, progress: Progress) -> LoadedModel:
+def load_model(settings: ModelSettings, progress: Progress, part: Share = WHOLE) -> LoadedModel:
     """Load what `settings.path` names.
 
     Args:
         settings: path, dtype, device and context of the model.
         progress: told in words what is going on; loading takes seconds to minutes.
+        part: what of the model is kept, on one of several ranks.
 
     Raises:
         ValueError: the model is not there or needs what the cache lacks; names the field and its value.
     """
     register()
-    device = _device(settings.device)
+    device = find_device(settings.device)
     source = find_source(settings.path)
     progress(f"loading the weights of {source.name}")
-    module = _load_weights(source, settings.max_context, _dtype(settings.dtype, device), device).to(device).eval()
+    module = _load_weights(source, settings.max_context, _dtype(settings.dtype, device), device).eval()
     module.requires_grad_(False)
     progress(f"reading the tokenizer of {source.name}")
+    context = _context_length(module.config, settings.max_context)
+    info = _describe(module, source, settings.name or source.name, context)
     shape = model_shape(module.config)
+    shape = replace(
+        shape,
+        can_rotate=source.name not in EXACT_MODELS and can_rotate(module),
+        key_frequencies=key_frequencies(module, module.config, shape.head_size),
+        fingerprint=fingerprint(module),
+    )
+    shape = shard(module, shape, part)
     return LoadedModel(
-        module=module,
-        info=_describe(
-            module, source, settings.name or source.name, _context_length(module.config, settings.max_context)
-        ),
-        shape=replace(
-            shape,
-            can_rotate=source.name not in EXACT_MODELS and can_rotate(module),
-            key_frequencies=key_frequencies(module, module.config, shape.head_size),
-        ),
+        module=module.to(device),
+        info=info,
+        shape=shape,
         tokenizer=_tokenizer_files(source, module.config.vocab_size),
         device=device,
         dtype=module.dtype,
+        num_ranks=part.num_ranks,
     )
 
 
-def _device(wanted: str) -> torch.device:
+def find_device(wanted: str) -> torch.device:
+    """What the setting `model.device` means here. Raises ValueError where there is none such."""
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and not torch.cuda.is_available():

@@ -41,7 +41,7 @@ def attention_layers(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def find_projections(attention: nn.Module, shape: ModelShape) -> Projections | None:
-    """The matrices of a layer, or None where they have other names or are no plain linear layers."""
+    """The matrices of a layer, or None where they have other names or are no linear layers."""
     sizes = [heads * shape.head_size for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)]
     separate = [layer for name in SEPARATE if (layer := _linear(attention, name)) is not None]
     fused = _linear(attention, FUSED)
@@ -61,4 +61,4 @@ def find_projections(attention: nn.Module, shape: ModelShape) -> Projections | N
 
 def _linear(parent: nn.Module, name: str) -> nn.Linear | None:
     layer = getattr(parent, name, None)
-    return layer if type(layer) is nn.Linear else None
+    return layer if isinstance(layer, nn.Linear) else None

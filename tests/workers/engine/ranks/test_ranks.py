@@ -1,0 +1,116 @@
+"""Two ranks say what one says, whatever the scheduler has them do; and one that is gone is noticed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.workers.models.families import Answer, answers
+
+from ottserve.workers.api import GenerationTask, Internal, SamplingParams, StopParams, TextChunk
+from ottserve.workers.engine.engine import Engine
+from ottserve.workers.engine.loading import load_engine
+from ottserve.workers.settings import EngineSettings, ModelSettings
+
+NOTICED_S = 5.0
+ROUNDING = 1e-4  # in nats: sums in another order, in float32
+SettingsOf = Callable[..., EngineSettings]
+
+
+def alone(settings: EngineSettings) -> Engine:
+    return load_engine(settings, lambda message: None)
+
+
+def logprobs(found: list[Answer]) -> torch.Tensor:
+    told = [logprob for answer in found for logprob in (*answer.prompt_logprobs, *answer.logprobs) if logprob]
+    return torch.tensor([each.logprob for each in told])
+
+
+@pytest.mark.parametrize("policy", ["fp16", "ott"])
+def test_two_ranks_say_what_one_says(two_ranks, settings_of: SettingsOf, policy: str) -> None:
+    expected = answers(alone(settings_of(1, policy=policy)))
+    engine = two_ranks.engine(settings_of(2, policy=policy))
+    found = answers(engine)
+    assert engine.counters.num_pages_sealed == 3 + 1
+    assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
+    assert (logprobs(found) - logprobs(expected)).abs().max() < ROUNDING
+
+
+def task(name: str, length: int, n: int = 1, start: int = 0, max_new: int = 40) -> GenerationTask:
+    prompt = tuple((7 * i * i + 3 * i + start) % 96 for i in range(length))
+    return GenerationTask(name, prompt, SamplingParams(0.0), StopParams(max_new), time.time(), n=n)
+
+
+def run(engine: Engine, *tasks: GenerationTask) -> dict[tuple[str, int], list[int]]:
+    """Token ids by request and sample."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for each in tasks:
+        engine.add(each)
+    while engine.has_work:
+        for name, chunk in engine.step():
+            assert isinstance(chunk, TextChunk), chunk
+            found.setdefault((name, chunk.index), []).extend(chunk.token_ids)
+    return found
+
+
+def test_moves_are_made_on_all_ranks(two_ranks, settings_of: SettingsOf) -> None:
+    """Samples that begin as copies, sequences that are preempted and come back, and prompts out of the prefix cache."""
+    engines = (
+        alone(settings_of(1, num_pages=5, policy="ott")),
+        two_ranks.engine(settings_of(2, num_pages=5, policy="ott")),
+    )
+    waves = (
+        [task("a", 60, n=2), task("b", 70, start=9)],
+        [task("c", 75), task("d", 40, start=5, max_new=90)],
+    )
+    found = [[run(engine, *wave) for wave in waves] for engine in engines]
+    assert found[0] == found[1]
+    one, two = (engine.counters for engine in engines)
+    assert one.num_preemptions == two.num_preemptions > 0
+    assert one.num_prompt_tokens_cached == two.num_prompt_tokens_cached > 0
+
+
+def test_a_rank_that_is_killed_is_noticed(two_ranks, settings_of: SettingsOf) -> None:
+    engine = two_ranks.engine(settings_of(2, policy="fp16"))
+    engine.add(task("a", 20, max_new=200))
+    for _ in range(3):
+        engine.step()
+    os.kill(two_ranks.processes[0].pid, signal.SIGKILL)
+    began = time.monotonic()
+    events = []
+    while not (two_ranks.losses and any(isinstance(event, Internal) for _, event in events)):
+        events += engine.step() if engine.has_work else []
+        assert time.monotonic() - began < NOTICED_S
+    assert len(two_ranks.losses) == 1  # whether the socket or a sum has said so first
+    engine.add(task("b", 20))
+    [(_, error)] = engine.step()  # does not wait for anybody
+    assert isinstance(error, Internal)
+
+
+def test_a_step_that_fails_on_rank_0_leaves_nobody_waiting(
+    two_ranks, settings_of: SettingsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = two_ranks.engine(settings_of(2, policy="fp16"))
+
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("ottserve.workers.engine.runner.Runner._forward", broken)
+    engine.add(task("a", 20))
+    [(_, error)] = engine.step()
+    assert isinstance(error, Internal) and two_ranks.losses == ["rank 0: out of memory"]
+
+
+def test_what_a_rank_can_not_load_is_an_error_that_says_so(two_ranks) -> None:
+    settings = EngineSettings(model=ModelSettings(path="toy", device="cpu", tensor_parallel=2))
+    with pytest.raises(ValueError, match=r"model.tensor_parallel=2: LlamaForCausalLM: 1 KV heads do not divide evenly"):
+        two_ranks.engine(settings)
+
+
+def test_ranks_that_nobody_started_are_refused(settings_of: SettingsOf) -> None:
+    with pytest.raises(ValueError, match=r"model.tensor_parallel=2: 1 ranks are there"):
+        alone(settings_of(2))

@@ -1,0 +1,94 @@
+"""Rank 0's runner: has the others compute whatever it computes. An engine does not know it from any other runner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ottserve.workers.core.moves import Move
+from ottserve.workers.engine.capacity import Capacity
+from ottserve.workers.engine.ranks.crew import Crew, RankLost
+from ottserve.workers.engine.ranks.moves import Names, settle, taken
+from ottserve.workers.engine.ranks.steps import Outline, broadcast, outline
+from ottserve.workers.engine.runner import Runner
+from ottserve.workers.kv.step import StepTensors
+from ottserve.workers.kv.store import KVStore
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """Receive a step and compute it, as `Runner.run` or as `run_keeping_hidden`."""
+
+    outline: Outline
+    keeps_hidden: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Capture decode steps, as `Runner.capture`."""
+
+    max_rows: int
+    max_pages: int
+
+
+def agree(crew: Crew, capacity: Capacity) -> Capacity:
+    """What all ranks have memory for, `capacity` being what rank 0 has; from here on a rank that is lost ends all."""
+    agreed = Capacity(min(capacity.num_pages, *(each.num_pages for each in crew.hear())), capacity.num_slots)
+    crew.tell(agreed)
+    crew.arm()
+    return agreed
+
+
+class LeadRunner(Runner):
+    """A runner over rank 0's share of the model and the cache.
+
+    Once the others have been told, whatever is raised here leaves them waiting in the middle of a sum: the crew is
+    given up then.
+    """
+
+    def __init__(self, model: PreTrainedModel, store: KVStore, crew: Crew) -> None:
+        super().__init__(model, store)
+        self._crew = crew
+        self._names = Names()
+
+    def capture(self, max_rows: int, max_pages: int) -> None:
+        """See `Runner.capture`."""
+        with self._together(Capture(max_rows, max_pages)):
+            super().capture(max_rows, max_pages)
+
+    def run(self, step: StepTensors) -> Tensor:
+        """See `Runner.run`."""
+        with self._together(RunStep(outline(step), keeps_hidden=False)):
+            broadcast(step)
+            return super().run(step)
+
+    def run_keeping_hidden(self, step: StepTensors) -> tuple[Tensor, Tensor]:
+        """See `Runner.run_keeping_hidden`."""
+        with self._together(RunStep(outline(step), keeps_hidden=True)):
+            broadcast(step)
+            return super().run_keeping_hidden(step)
+
+    def move(self, moves: Iterable[Move]) -> None:
+        """See `Runner.move`."""
+        todo: Sequence[Move] = tuple(moves)
+        if not todo:
+            return
+        with self._together(self._names.encode(todo)):
+            super().move(todo)
+            if taken(todo):
+                settle(todo, self._crew.hear())
+
+    @contextmanager
+    def _together(self, message: object) -> Iterator[None]:
+        if self._crew.lost is not None:
+            raise RankLost(self._crew.lost)
+        try:
+            self._crew.tell(message)
+            yield
+        except BaseException as error:
+            self._crew.give_up(f"rank 0: {error}")
+            raise

@@ -1,0 +1,81 @@
+"""Step tensors on their way from rank 0 to the others: an outline by message, the numbers in one broadcast.
+
+What the numbers mean, and how a step came about, is not known here: a field more in a step needs nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import accumulate, pairwise
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from ottserve.workers.kv.step import StepTensors
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Stands for a tensor of integers below 2³¹."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A step with a `Place` for every tensor."""
+
+    step: Any
+
+
+def outline(step: StepTensors) -> Outline:
+    """What the others must know before `broadcast`."""
+    return Outline(_replaced(step, lambda tensor: Place(tuple(tensor.shape), tensor.dtype)))
+
+
+def broadcast(step: StepTensors) -> None:
+    """Called by rank 0 alone, while the others `receive`."""
+    distributed.broadcast(torch.cat([tensor.flatten().int() for tensor in _leaves(step, Tensor)]), src=0)
+
+
+def receive(outlined: Outline, device: torch.device) -> StepTensors:
+    """Called by all ranks but 0, while that one calls `broadcast`."""
+    places = list(_leaves(outlined.step, Place))
+    ends = accumulate((prod(place.shape) for place in places), initial=0)
+    parts = list(pairwise(ends))
+    numbers = torch.empty(parts[-1][1], dtype=torch.int32, device=device)
+    distributed.broadcast(numbers, src=0)
+    tensors = (numbers[begin:end] for begin, end in parts)
+    step: StepTensors = _replaced(outlined.step, lambda place: next(tensors).view(place.shape).to(place.dtype))
+    return step
+
+
+def _leaves(value: Any, kind: type) -> Iterator[Any]:
+    """All of a kind within a step, in the order of fields."""
+    if isinstance(value, kind):
+        yield value
+    for part in _parts(value):
+        yield from _leaves(part, kind)
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, tuple):
+        return value
+    inside = is_dataclass(value) and not isinstance(value, Place)
+    return tuple(getattr(value, field.name) for field in fields(value)) if inside else ()
+
+
+def _replaced(value: Any, leaf: Any) -> Any:
+    """The same with every tensor or place replaced, in the order of fields."""
+    if isinstance(value, Tensor | Place):
+        return leaf(value)
+    parts = [_replaced(part, leaf) for part in _parts(value)]
+    if isinstance(value, tuple):
+        return tuple(parts)
+    if parts:
+        return replace(value, **dict(zip((field.name for field in fields(value)), parts, strict=True)))
+    return value
