@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ottserve.evaluation.experiments.coded import Coded
 from ottserve.evaluation.experiments.method import Method
-from ottserve.evaluation.experiments.quantisers import Affine, Plain
+from ottserve.evaluation.experiments.quantisers import Affine, Plain, Quantiser, Rotated
 from ottserve.evaluation.experiments.rivals.dropping import HeavyHitters, SnapKV, StreamingLLM
 from ottserve.evaluation.experiments.rivals.gear import LowRank
 from ottserve.evaluation.experiments.rivals.innerq import Hybrid, Normalised
@@ -26,12 +26,18 @@ def x() -> Tensor:
     return torch.randn(J, G, D, generator=torch.Generator().manual_seed(1))
 
 
+def lost(quantiser: Quantiser, x: Tensor) -> float:
+    return (quantiser.prepare(x)(x).x - x).norm().item()
+
+
 def test_levels_need_not_be_even() -> None:
     """KVQuant: four values that no even levels hit come back but for fp16."""
     x = torch.tensor([-1.0, 0.5, 0.7, 2.0])[torch.randint(4, (J, G, D), generator=torch.Generator().manual_seed(1))]
     coarse = NonUniform(2, "channel").prepare(x)(x)
     torch.testing.assert_close(coarse.x, x, atol=2e-3, rtol=0)
     assert (Affine(2, "channel").code(x).x - x).abs().max() > 0.1
+    skewed = torch.randn(J, G, D, generator=torch.Generator().manual_seed(1)).exp()
+    assert lost(NonUniform(2, "channel"), skewed) < 0.95 * lost(Affine(2, "channel", fit_rounds=8), skewed)
     assert coarse.bits == 2 * J * G * D + 32 * J * D
 
 
@@ -64,13 +70,10 @@ def test_low_rank_factors_hold_what_codes_lose(x: Tensor) -> None:
 def test_grouped_heads_only_turn_and_sort(x: Tensor) -> None:
     """RotateKV: nothing is lost but by codes, and channels that are alike share scales whoever they belong to."""
     torch.testing.assert_close(GroupedHeads(Plain()).prepare(x)(x).x, x, atol=1e-5, rtol=0)
-    offset = x.clone()
-    offset[0, :, :4] += 20
-    offset[1, :, 5] -= 20
-    loss = [
-        ((q.prepare(offset)(offset).x - offset).norm()) for q in (GroupedHeads(Affine(2, "token")), Affine(2, "token"))
-    ]
-    assert loss[0] < 0.8 * loss[1]
+    tokens = Affine(2, "token")
+    offset = x + 8 * torch.randn(J, 1, D, generator=torch.Generator().manual_seed(2))
+    grouped, rotated, plain = (lost(q, offset) for q in (GroupedHeads(tokens), Rotated(tokens), tokens))
+    assert grouped < 0.8 * min(rotated, plain)
     assert rotatekv(2).before_rope
 
 

@@ -72,6 +72,19 @@ def test_bits_and_errors_of_exact_and_of_a_text_too_short_to_seal(
     assert longer.bits_per_element == 2 + 32 / 64 / 2 + 32 / 32 / 2
 
 
+def test_bits_of_traced_groups(tiny_model: LoadedModel, token_ids: tuple[int, ...]) -> None:
+    """Two tokens a head in the second layer alone, in the first group and never again, with and without bookkeeping."""
+    layers, heads, sealed, size = 3, 2, 256, 64
+    elements = 2 * layers * heads * sealed * size
+    plain = 2 + 32 / size / 2 + 32 / 32 / 2
+    first = replace(KIVI, trace=Trace("first", places=2, first_layer=1, end_layer=2), **SMALL)
+    token_bits = 2 * size * 16
+    assert run(tiny_model, first, token_ids).bits_per_element == plain + heads * 2 * token_bits / elements
+    frozen = replace(KIVI, trace=Trace("smallest", places=2, evicted=0, first_layer=1, end_layer=2), **SMALL)
+    traced = heads * 2 * (token_bits + 64) + layers * heads * sealed
+    assert run(tiny_model, frozen, token_ids).bits_per_element == plain + traced / elements
+
+
 def test_key_bias_is_added_and_turned_away_from(tiny_model: LoadedModel, token_ids: tuple[int, ...]) -> None:
     changed = WITH_KEY_BIAS.change(tiny_model)
     keys = [layer.self_attn.k_proj.bias for layer in changed.module.base_model.layers]
