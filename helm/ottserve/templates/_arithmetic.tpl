@@ -35,15 +35,24 @@
 {{- if and (eq $settings.model.device "cpu") (gt (int .Values.replica.gpus) 0) -}}
 {{- fail (printf "settings.model.device=cpu, replica.gpus=%v: nobody would use the GPU" .Values.replica.gpus) -}}
 {{- end -}}
-{{- $cores := default .Values.replica.cpus $settings.deployment.num_cpus -}}
+{{- $ranks := include "ottserve.ranks" . | int -}}
+{{- if and (gt (int .Values.replica.gpus) 0) (ne (int .Values.replica.gpus) $ranks) -}}
+{{- fail (printf "settings.model.tensor_parallel=%v, replica.gpus=%v: each rank has a GPU of its own" $ranks .Values.replica.gpus) -}}
+{{- end -}}
+{{- $cores := mulf (default (divf .Values.replica.cpus $ranks) $settings.deployment.num_cpus) $ranks -}}
 {{- if gt (float64 $cores) (float64 .Values.replica.cpus) -}}
 {{- fail (printf "settings.deployment.num_cpus=%v, replica.cpus=%v: a replica would never be placed" $cores .Values.replica.cpus) -}}
 {{- end -}}
-{{- $gpus := default .Values.replica.gpus $settings.deployment.num_gpus -}}
+{{- $gpus := mulf (default (divf .Values.replica.gpus $ranks) $settings.deployment.num_gpus) $ranks -}}
 {{- if gt (float64 $gpus) (float64 .Values.replica.gpus) -}}
 {{- fail (printf "settings.deployment.num_gpus=%v, replica.gpus=%v: a replica would never be placed" $gpus .Values.replica.gpus) -}}
 {{- end -}}
 {{- include "ottserve.checkMemory" . -}}
+{{- end -}}
+
+{{/* Ranks of a replica, all in its pod. */}}
+{{- define "ottserve.ranks" -}}
+{{- dig "model" "tensor_parallel" 1 .Values.settings -}}
 {{- end -}}
 
 {{/* Every server of a pod listens on a port of its own. */}}

@@ -2,6 +2,10 @@
 {{- define "ottserve.settings" -}}
 {{- $settings := deepCopy .Values.settings -}}
 {{- $share := dict "num_cpus" .Values.replica.cpus "num_gpus" .Values.replica.gpus -}}
+{{- $ranks := include "ottserve.ranks" . | int -}}
+{{- if gt $ranks 1 -}}
+{{- $share = dict "num_cpus" (divf .Values.replica.cpus $ranks) "num_gpus" (div .Values.replica.gpus $ranks) -}}
+{{- end -}}
 {{- $_ := set $settings "deployment" (merge $settings.deployment $share) -}}
 {{- $_ := set $settings "gateway" (merge $settings.gateway (include "ottserve.secured" . | fromYaml)) -}}
 {{- if eq .Values.mode "rayservice" -}}

@@ -119,8 +119,11 @@ def _application(settings: ServeSettings, num_gpus_here: int):  # type: ignore[n
     for model in settings.all_models:
         if model.model.device == "cuda" and not num_gpus_here:
             raise StartFailed("model.device=cuda: this machine has no GPU that Ray can see")
+        ranks, on_gpu = model.model.tensor_parallel, num_gpus_here and model.model.device != "cpu"
+        if on_gpu and ranks > num_gpus_here:
+            raise StartFailed(f"model.tensor_parallel={ranks}: Ray can see {num_gpus_here} GPUs on this machine")
     # One core is left to gateway and Ray: threads of a replica that wait for one another's core are many times slower.
-    most = sum(model.deployment.most_replicas for model in settings.all_models)
+    most = sum(model.deployment.most_replicas * model.model.tensor_parallel for model in settings.all_models)
     share = max(1, (_num_cores() - 1) // most)
     return service_application(settings, num_cpus=share, has_gpus=num_gpus_here > 0)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 
 import pytest
 import torch
+from tests.workers.engine.ranks.two_ranks import PROCESSES
 from tests.workers.models.families import save_checkpoint, untouched
 from torch import Tensor, distributed
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -41,9 +41,7 @@ def logits_of_share(folder: Path, rank: int) -> dict[str, Tensor]:
 def test_two_shares_say_what_the_whole_says(tmp_path: Path) -> None:
     for case in CASES:
         save_checkpoint(case, tmp_path / case)
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["ottserve.workers.engine.ranks.follower"])
-    other = processes.Process(target=logits_of_share, args=(tmp_path, 1), daemon=True)
+    other = PROCESSES.Process(target=logits_of_share, args=(tmp_path, 1), daemon=True)
     other.start()
     found = logits_of_share(tmp_path, 0)
     other.join(20)

@@ -6,6 +6,7 @@ Serve's environment flags have to be set before this module is imported.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ray
@@ -15,6 +16,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from ottserve.workers.autoscaling import Policy
 from ottserve.workers.engine_thread import EngineLike, Progress
+from ottserve.workers.rank_actors import placement, start_crew
 from ottserve.workers.replica import Place, Replica
 from ottserve.workers.settings import DeploymentSettings, EngineSettings
 
@@ -38,7 +40,7 @@ def replica_application(
         engine: what each replica starts with.
         deployment: how many there are and how they are watched.
         name: what Serve calls them.
-        num_cpus, num_gpus: what one replica gets, where `deployment` does not say.
+        num_cpus, num_gpus: what each rank of a replica gets, where `deployment` does not say.
         configure_logs: called first thing in each replica.
         request_router: Serve's request router in the process that calls; its own when None.
     """
@@ -51,6 +53,7 @@ def replica_application(
         name=name,
         **_number(deployment),
         ray_actor_options=options,
+        **placement(engine.model.tensor_parallel, **options),
         # Admission is the gateway's and the scheduler's: Serve must never be the one that holds a request back,
         # nor keep an abort or a question of health from getting through.
         max_ongoing_requests=2 * (scheduler.max_running + scheduler.max_waiting) + 64,
@@ -61,7 +64,7 @@ def replica_application(
         max_constructor_retry_count=1,
         request_router_config=_routed_by(request_router),
     )(Replica)
-    return described.bind(engine, load_engine, place, configure_logs, deployment.stall_s)
+    return described.bind(engine, partial(load_engine, configure_logs), place, configure_logs, deployment.stall_s)
 
 
 def _number(deployment: DeploymentSettings) -> dict[str, Any]:
@@ -92,11 +95,12 @@ def _routed_by(request_router: type | None) -> RequestRouterConfig:
     return RequestRouterConfig(request_router_class=request_router) if request_router else RequestRouterConfig()
 
 
-def load_engine(settings: EngineSettings, progress: Progress) -> EngineLike:
-    """Called in the replica: only there is torch imported."""
+def load_engine(configure_logs: Callable[[], None], settings: EngineSettings, progress: Progress) -> EngineLike:
+    """Called in the replica: only there is torch imported. `configure_logs` is for other ranks, where there are any."""
     from ottserve.workers.engine import loading  # noqa: PLC0415  torch is for the replica alone
 
-    return loading.load_engine(settings, progress)
+    crew = start_crew(settings, configure_logs) if settings.model.tensor_parallel > 1 else None
+    return loading.load_engine(settings, progress, crew)
 
 
 def place() -> Place:

@@ -92,7 +92,9 @@ class CacheSettings(Section):
     keys: Literal["post_rope", "pre_rope"] = Field(
         "post_rope", description="Pages hold keys as attention takes them, or as before rotary embedding: slower."
     )
-    memory_bytes: int | None = Field(None, ge=1, description="Memory of pages and slots; default: see docs.")
+    memory_bytes: int | None = Field(
+        None, ge=1, description="Memory of pages and slots, on each rank; default: see docs."
+    )
     num_pages: int | None = Field(None, ge=2, description="Pages, instead of what memory_bytes gives.")
     prefix_cache: bool = Field(True, description="Keep sealed pages, so that equal beginnings are computed once.")
 
@@ -194,9 +196,13 @@ class DeploymentSettings(Section):
     num_replicas: int = Field(1, ge=1, le=1024, description="Replicas (at the start), each with a cache of its own.")
     autoscale: AutoscaleSettings = AutoscaleSettings()  # type: ignore[call-arg]
     num_cpus: float | None = Field(
-        None, gt=0, description="CPU cores of a replica; default 1 with a GPU, else its share of all but one."
+        None,
+        gt=0,
+        description="CPU cores of each rank of a replica; default 1 with a GPU, else its share of all but one.",
     )
-    num_gpus: float | None = Field(None, ge=0, description="GPUs of a replica; default 1 where it computes on one.")
+    num_gpus: float | None = Field(
+        None, ge=0, description="GPUs of each rank of a replica; default 1 where it computes on one."
+    )
     stall_s: float = Field(120.0, gt=0, description="Work pending and no step for so long: the replica is replaced.")
     grace_s: float = Field(60.0, ge=0, description="Time for running requests to finish when a replica ends.")
     health_period_s: float = Field(1.0, gt=0, description="Serve asks a replica for its health this often.")

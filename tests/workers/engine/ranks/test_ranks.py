@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.workers.engine.ranks.two_ranks import TwoRanks
 from tests.workers.models.families import Answer, answers
 
 from ottserve.workers.api import GenerationTask, Internal, SamplingParams, StopParams, TextChunk
@@ -31,7 +32,7 @@ def logprobs(found: list[Answer]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("policy", ["fp16", "ott"])
-def test_two_ranks_say_what_one_says(two_ranks, settings_of: SettingsOf, policy: str) -> None:
+def test_two_ranks_say_what_one_says(two_ranks: TwoRanks, settings_of: SettingsOf, policy: str) -> None:
     expected = answers(alone(settings_of(1, policy=policy)))
     engine = two_ranks.engine(settings_of(2, policy=policy))
     found = answers(engine)
@@ -57,7 +58,7 @@ def run(engine: Engine, *tasks: GenerationTask) -> dict[tuple[str, int], list[in
     return found
 
 
-def test_moves_are_made_on_all_ranks(two_ranks, settings_of: SettingsOf) -> None:
+def test_moves_are_made_on_all_ranks(two_ranks: TwoRanks, settings_of: SettingsOf) -> None:
     """Samples that begin as copies, sequences that are preempted and come back, and prompts out of the prefix cache."""
     engines = (
         alone(settings_of(1, num_pages=5, policy="ott")),
@@ -74,7 +75,7 @@ def test_moves_are_made_on_all_ranks(two_ranks, settings_of: SettingsOf) -> None
     assert one.num_prompt_tokens_cached == two.num_prompt_tokens_cached > 0
 
 
-def test_a_rank_that_is_killed_is_noticed(two_ranks, settings_of: SettingsOf) -> None:
+def test_a_rank_that_is_killed_is_noticed(two_ranks: TwoRanks, settings_of: SettingsOf) -> None:
     engine = two_ranks.engine(settings_of(2, policy="fp16"))
     engine.add(task("a", 20, max_new=200))
     for _ in range(3):
@@ -92,7 +93,7 @@ def test_a_rank_that_is_killed_is_noticed(two_ranks, settings_of: SettingsOf) ->
 
 
 def test_a_step_that_fails_on_rank_0_leaves_nobody_waiting(
-    two_ranks, settings_of: SettingsOf, monkeypatch: pytest.MonkeyPatch
+    two_ranks: TwoRanks, settings_of: SettingsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = two_ranks.engine(settings_of(2, policy="fp16"))
 
@@ -105,7 +106,18 @@ def test_a_step_that_fails_on_rank_0_leaves_nobody_waiting(
     assert isinstance(error, Internal) and two_ranks.losses == ["rank 0: out of memory"]
 
 
-def test_what_a_rank_can_not_load_is_an_error_that_says_so(two_ranks) -> None:
+def test_what_fails_on_another_rank_is_told(two_ranks: TwoRanks, settings_of: SettingsOf) -> None:
+    two_ranks.engine(settings_of(2, policy="fp16"))
+    assert two_ranks.crew is not None
+    two_ranks.crew.tell("nonsense")
+    began = time.monotonic()
+    while not two_ranks.losses:
+        assert time.monotonic() - began < NOTICED_S
+        time.sleep(0.01)
+    assert two_ranks.losses == ["rank 1: TypeError: a message of type str"]
+
+
+def test_what_a_rank_can_not_load_is_an_error_that_says_so(two_ranks: TwoRanks) -> None:
     settings = EngineSettings(model=ModelSettings(path="toy", device="cpu", tensor_parallel=2))
     with pytest.raises(ValueError, match=r"model.tensor_parallel=2: LlamaForCausalLM: 1 KV heads do not divide evenly"):
         two_ranks.engine(settings)

@@ -71,6 +71,8 @@ class Follower:
                     self._connection.send(found)
             case Capture(max_rows, max_pages):
                 self._runner.capture(max_rows, max_pages)
+            case _:
+                raise TypeError(f"a message of type {type(message).__name__}")
 
 
 def _next(connection: Connection) -> object:

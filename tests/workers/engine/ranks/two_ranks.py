@@ -1,0 +1,59 @@
+"""Engines of two ranks: rank 0 is the test's own process, the other comes from a fork server that has torch already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+
+from ottserve.workers.engine.engine import Engine
+from ottserve.workers.engine.loading import load_engine
+from ottserve.workers.engine.ranks.crew import Crew, Seat
+from ottserve.workers.engine.ranks.follower import follow
+from ottserve.workers.settings import EngineSettings
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["ottserve.workers.engine.ranks.follower"])
+END_S = 20.0
+
+
+def follow_on(gpu: int, settings: EngineSettings, seat: Seat) -> None:
+    """A follower that sees one GPU, where there is any."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    follow(settings, seat)
+
+
+@dataclass
+class TwoRanks:
+    """Makes engines, one after the other, and knows what came of the second rank.
+
+    Attributes:
+        processes: of the ranks but 0, of the engine there is now.
+        losses: of all engines.
+    """
+
+    crew: Crew | None = None
+    processes: list[BaseProcess] = field(default_factory=list)
+    losses: list[str] = field(default_factory=list)
+
+    def engine(self, settings: EngineSettings) -> Engine:
+        """An engine, when that before it has ended."""
+        self.close()
+
+        def start(seat: Seat) -> None:
+            process = PROCESSES.Process(target=follow_on, args=(seat.share.rank, settings, seat), daemon=True)
+            process.start()
+            self.processes.append(process)
+
+        self.crew = Crew(settings.model.tensor_parallel, start, self.losses.append)
+        return load_engine(settings, lambda message: None, self.crew)
+
+    def close(self) -> None:
+        """End the engine; fails where a rank does not."""
+        if self.crew is not None:
+            self.crew.close()
+        for process in self.processes:
+            process.join(END_S)
+            assert process.exitcode is not None
+        self.crew, self.processes = None, []
