@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 from ray import serve
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayTaskError
+from ray.serve._private.common import RequestMetadata
 from ray.serve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
     ReplicaUnavailableError,
     RequestCancelledError,
 )
+from ray.serve.handle import DeploymentResponseGenerator
 
 from ottserve.service.ray_replicas import RayReplicas, as_ottserve_error
 from ottserve.service.settings import RoutingSettings
@@ -92,6 +94,7 @@ def task_error(cause: Exception) -> Exception:
     [
         (BackPressureError(num_queued_requests=1, max_queued_requests=1), api.QueueFull),
         (ActorDiedError(), api.Unavailable),
+        (OutOfMemoryError("killed on /secret/path.py"), api.Unavailable),
         (ActorUnavailableError("gone", None), api.Unavailable),
         (DeploymentUnavailableError(serve.exceptions.DeploymentID("d", "a")), api.Unavailable),
         (ReplicaUnavailableError("gone"), api.Unavailable),
@@ -113,6 +116,77 @@ def test_a_delay_asked_for_by_a_replica_survives() -> None:
     told = as_ottserve_error(task_error(api.QueueFull("full", 70)))
     assert isinstance(told, api.QueueFull)
     assert told.retry_after_ms == 70
+
+
+class Assigned:
+    """What Serve hands out for a call that a replica has taken. Of `chunks` the last one never comes."""
+
+    def __init__(self, *chunks: str) -> None:
+        self.is_cancelled = False
+        self.wait_was_cancelled = False
+        self._chunks = list(chunks)
+        self._ended = asyncio.Event()
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self._ended.set()
+
+    async def __anext__(self) -> str:
+        if self._chunks:
+            return self._chunks.pop(0)
+        try:
+            await self._ended.wait()
+        except asyncio.CancelledError:
+            self.wait_was_cancelled = True
+            raise
+        raise RequestCancelledError("1")
+
+
+class OneCall:
+    """A handle whose one call is what the test says, in Serve's own wrapping."""
+
+    deployment_id = "none"
+
+    def __init__(self) -> None:
+        self.assigned: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.generate = SimpleNamespace(remote=self._remote)
+
+    def options(self, **options: Any) -> Any:
+        return self
+
+    def _remote(self, task: api.GenerationTask) -> Any:
+        metadata = RequestMetadata(request_id="1", internal_request_id="1")
+        return DeploymentResponseGenerator(self.assigned, metadata, _is_router_running_in_separate_loop=False)
+
+
+async def test_a_call_that_is_left_in_the_moment_it_is_assigned_is_cancelled() -> None:
+    """Serve's own cancel passes over it: the replica would work to the end, and the call stay open for ever."""
+    handle: Any = OneCall()
+    call = Assigned()
+    chunks = RayReplicas(handle, RoutingSettings(), answer_timeout_s=5.0).generate(task("r", 3))
+    reader = asyncio.ensure_future(anext(chunks))
+    await asyncio.sleep(0.01)
+    handle.assigned.set_result(call)
+    reader.cancel()
+    await asyncio.wait([reader])
+    assert reader.cancelled()
+    assert call.is_cancelled
+
+
+async def test_who_leaves_ends_the_call_and_not_the_wait_within_grpc() -> None:
+    """A wait that is cancelled there never gives back its memory."""
+    handle: Any = OneCall()
+    call = Assigned("first")
+    handle.assigned.set_result(call)
+    chunks = RayReplicas(handle, RoutingSettings(), answer_timeout_s=5.0).generate(task("r", 3))
+    assert await anext(chunks) == "first"
+    reader = asyncio.ensure_future(anext(chunks))
+    await asyncio.sleep(0.01)
+    reader.cancel()
+    await asyncio.wait([reader])
+    assert reader.cancelled()
+    assert call.is_cancelled
+    assert not call.wait_was_cancelled
 
 
 class Late:

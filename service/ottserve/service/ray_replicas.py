@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 import structlog
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from ray.serve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -40,7 +41,13 @@ from ottserve.workers.api import (
 log = structlog.get_logger(__name__)
 
 # The last one: the fleet gave the replica up, since what a caller cancels raises CancelledError.
-LOST = (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError, RequestCancelledError)
+LOST = (
+    RayActorError,
+    OutOfMemoryError,
+    DeploymentUnavailableError,
+    ReplicaUnavailableError,
+    RequestCancelledError,
+)
 
 
 class RayReplicas:
@@ -54,12 +61,12 @@ class RayReplicas:
         self._answer_timeout_s = answer_timeout_s
 
     async def generate(self, task: GenerationTask) -> AsyncGenerator[TextChunk, None]:
-        """Cancels the work on every way out; Serve alone would let it run on."""
         with self._fleet.place(task, lambda: _cancel(response), roster(self._handle)) as replica_id:
             response = self._streaming.generate.remote(replace(task, replica_id=replica_id or ""))
             try:
-                async for chunk in response:
-                    yield chunk
+                async with aclosing(_read(response)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
             except asyncio.CancelledError:
                 if _is_being_cancelled():
                     raise
@@ -70,8 +77,6 @@ class RayReplicas:
                 if isinstance(told, Unavailable):
                     self._fleet.lose(replica_id)
                 raise told from error
-            finally:
-                _cancel(response)
 
     async def abort(self, request_id: str) -> AbortResult:
         """Asks all replicas; one at most has it."""
@@ -148,8 +153,37 @@ def _is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+async def _read(response: Any) -> AsyncGenerator[TextChunk, None]:
+    """What a call brings. Cancels the work on every way out; Serve alone would let it run on.
+
+    Whoever leaves ends the call, and by that the wait for its next chunk. Were the wait itself cancelled, gRPC would
+    never give back what it holds for it.
+    """
+    waiting: asyncio.Task[TextChunk] | None = None
+    try:
+        while True:
+            waiting = asyncio.create_task(anext(response))
+            try:
+                chunk = await asyncio.shield(waiting)
+            except StopAsyncIteration:
+                return
+            yield chunk
+    finally:
+        _cancel(response)
+        if waiting is not None:
+            await asyncio.gather(waiting, return_exceptions=True)
+
+
 def _cancel(response: Any) -> None:
+    """Ends a call wherever it stands.
+
+    Serve's own cancel passes over one that has just been assigned and of which nobody has read: it would run to its
+    end on the replica, and here it would stay open for ever.
+    """
     try:
         response.cancel()
+        assigned = response._replica_result_future
+        if assigned.done() and not assigned.cancelled() and assigned.exception() is None:
+            assigned.result().cancel()
     except Exception:
         log.debug("cancel of an ended stream", exc_info=True)
