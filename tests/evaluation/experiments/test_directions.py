@@ -10,9 +10,10 @@ import pytest
 from tests.evaluation.experiments.planted import OneLayer
 from tokenizers import Tokenizer
 
-from ottserve.evaluation.experiments.catalogue import BALANCED, PAPER_KEYS, experiments
+from ottserve.evaluation.experiments.catalogue import experiments
 from ottserve.evaluation.experiments.coded import Coded
 from ottserve.evaluation.experiments.method import Exact, Method
+from ottserve.evaluation.experiments.ours import BALANCED, PAPER_KEYS
 from ottserve.evaluation.experiments.quantisers import Affine, Axis, Plain
 from ottserve.evaluation.experiments.rivals.dropping import StreamingLLM
 from ottserve.evaluation.experiments.rivals.rotatekv import rotatekv

@@ -12,8 +12,9 @@ from ottserve.evaluation.experiments.method import Method
 from ottserve.evaluation.experiments.quantisers import Affine, Plain, Quantiser, Rotated
 from ottserve.evaluation.experiments.rivals.dropping import HeavyHitters, SnapKV, StreamingLLM
 from ottserve.evaluation.experiments.rivals.gear import LowRank
-from ottserve.evaluation.experiments.rivals.innerq import Hybrid, Normalised
+from ottserve.evaluation.experiments.rivals.innerq import Hybrid
 from ottserve.evaluation.experiments.rivals.kvquant import NonUniform, kvquant
+from ottserve.evaluation.experiments.rivals.normalised import Normalised
 from ottserve.evaluation.experiments.rivals.rotatekv import GroupedHeads, rotatekv
 from ottserve.evaluation.experiments.rivals.sparse import Sparse
 from ottserve.evaluation.experiments.rivals.zipcache import ZipCache

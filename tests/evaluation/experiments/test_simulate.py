@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ottserve.evaluation.experiments.catalogue import BALANCED, EXPERIMENTS, FINE, KIVI, OTT
+from ottserve.evaluation.experiments.catalogue import EXPERIMENTS
 from ottserve.evaluation.experiments.coded import Coded
 from ottserve.evaluation.experiments.method import Exact
+from ottserve.evaluation.experiments.ours import BALANCED, FINE, KIVI, OTT
 from ottserve.evaluation.experiments.simulate import measure, run
 from ottserve.evaluation.experiments.tracing import Trace
 from ottserve.evaluation.experiments.variants import KEY_BIAS, WITH_KEY_BIAS

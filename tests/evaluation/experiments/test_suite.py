@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from ottserve.cli.main import app
 from ottserve.evaluation.experiments import suite as suite_file
-from ottserve.evaluation.experiments.catalogue import EXPERIMENTS, KIVI, OTT, Experiment, Row
+from ottserve.evaluation.experiments.catalogue import EXPERIMENTS, Experiment, Row
+from ottserve.evaluation.experiments.ours import KIVI, OTT
 from ottserve.evaluation.experiments.report import Table
 from ottserve.evaluation.experiments.rivals.dropping import StreamingLLM
 from ottserve.evaluation.experiments.suite import Suite, run_suite

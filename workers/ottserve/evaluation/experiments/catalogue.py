@@ -6,13 +6,23 @@ from dataclasses import dataclass, replace
 
 from ottserve.evaluation.experiments.coded import Coded
 from ottserve.evaluation.experiments.method import Method
-from ottserve.evaluation.experiments.quantisers import Affine, Axis, Fine, Rotated
+from ottserve.evaluation.experiments.ours import (
+    ACCURATE,
+    BALANCED,
+    FINE,
+    FINE_AND_SPARSE,
+    FINER,
+    KIVI,
+    ONE_BIT_KEYS,
+    OTT,
+    ROTATED_KEYS,
+)
+from ottserve.evaluation.experiments.quantisers import Affine, Axis
 from ottserve.evaluation.experiments.rivals.dropping import HeavyHitters, SnapKV, StreamingLLM
 from ottserve.evaluation.experiments.rivals.gear import gear
 from ottserve.evaluation.experiments.rivals.innerq import innerq
 from ottserve.evaluation.experiments.rivals.kvquant import kvquant
-from ottserve.evaluation.experiments.rivals.rotatekv import GroupedHeads, rotatekv
-from ottserve.evaluation.experiments.rivals.sparse import Sparse
+from ottserve.evaluation.experiments.rivals.rotatekv import rotatekv
 from ottserve.evaluation.experiments.rivals.zipcache import ZipCache
 from ottserve.evaluation.experiments.tracing import Keep, Trace
 from ottserve.evaluation.experiments.variants import AS_IT_IS, WITH_KEY_BIAS, Variant
@@ -42,27 +52,6 @@ class Experiment:
     question: str
     rows: tuple[Row, ...]
     by_bits: bool = False
-
-
-def _fitted(bits: int, axis: Axis, *, unbiased: bool) -> Affine:
-    return Affine(bits, axis, fit_rounds=8, unbiased=unbiased)
-
-
-def _fine(bits: int, extra: int, channels: int) -> Fine:
-    return Fine(_fitted(bits, "channel", unbiased=bits > 1), _fitted(bits + extra, "channel", unbiased=True), channels)
-
-
-PAPER_KEYS, PAPER_VALUES = Affine(2, "channel"), Affine(2, "token")
-FITTED_VALUES = Rotated(_fitted(2, "token", unbiased=True))
-KIVI = Coded(PAPER_KEYS, PAPER_VALUES)
-OTT = Coded(PAPER_KEYS, PAPER_VALUES, Trace())
-BALANCED = Coded(_fitted(2, "channel", unbiased=False), FITTED_VALUES, Trace())
-ONE_BIT_KEYS = Coded(_fine(1, 2, 32), FITTED_VALUES, Trace())
-FINE = Coded(_fine(2, 2, 16), FITTED_VALUES, Trace())
-FINE_AND_SPARSE = replace(FINE, keys=Sparse(FINE.keys, "channel", 0.003))
-FINER = Coded(_fine(2, 2, 32), FITTED_VALUES, Trace())
-ROTATED_KEYS = Coded(GroupedHeads(_fitted(2, "token", unbiased=False)), FITTED_VALUES, Trace())
-ACCURATE = Coded(_fitted(4, "channel", unbiased=True), FITTED_VALUES, Trace())
 
 
 def _traced(keep: Keep, places: int = 3) -> Coded:

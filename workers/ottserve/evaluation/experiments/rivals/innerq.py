@@ -14,9 +14,9 @@ from ottserve.evaluation.experiments.quantisers import (
     Axis,
     Coarse,
     Coder,
-    Quantiser,
     line_dim,
 )
+from ottserve.evaluation.experiments.rivals.normalised import Normalised
 from ottserve.evaluation.experiments.tracing import Trace
 
 
@@ -50,24 +50,6 @@ class Hybrid:
         signed_bits = num_signed * (self.bits * self.length + 16)
         even_bits = (is_signed.numel() - num_signed) * ((self.bits - 1) * self.length + SCALE_AND_ZERO_BITS)
         return Coarse(torch.where(is_signed, signed, even).view_as(x), signed_bits + even_bits + is_signed.numel())
-
-
-@dataclass(frozen=True)
-class Normalised:
-    """`inner` over channels divided by the root of their largest magnitude in the first group; weights can hold it."""
-
-    inner: Quantiser
-
-    def prepare(self, first: Tensor) -> Coder:
-        """See `Quantiser`."""
-        norm = first.abs().amax(-2, keepdim=True).sqrt().clamp_min(torch.finfo(first.dtype).tiny)
-        coder = self.inner.prepare(first / norm)
-
-        def code(x: Tensor) -> Coarse:
-            coarse = coder(x / norm)
-            return Coarse(coarse.x * norm, coarse.bits)
-
-        return code
 
 
 def innerq(bits: int, length: int) -> Coded:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ottserve.evaluation.experiments.method import Layer, Memory
 from ottserve.evaluation.experiments.quantisers import Affine
-from ottserve.evaluation.experiments.rivals.innerq import Normalised
+from ottserve.evaluation.experiments.rivals.normalised import Normalised
 from ottserve.evaluation.experiments.saliency import Saliency
 
 
