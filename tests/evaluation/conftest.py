@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -9,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ottserve.workers.api import ModelInfo
 from ottserve.workers.models.attention import IMPLEMENTATION, register
 from ottserve.workers.models.loading import LoadedModel
+from ottserve.workers.models.positions import key_frequencies
 from ottserve.workers.models.support import model_shape
 from ottserve.workers.models.toy import toy_tokenizer
 
@@ -37,7 +40,7 @@ def tiny_model() -> LoadedModel:
     return LoadedModel(
         module=module,
         info=ModelInfo("tiny", "Llama", module.num_parameters(), CONTEXT_LENGTH, 32, (), 1.0, 0, 1.0),
-        shape=model_shape(config),
+        shape=replace(model_shape(config), key_frequencies=key_frequencies(module, config, config.head_dim)),
         tokenizer=toy_tokenizer(),
         device=torch.device("cpu"),
         dtype=torch.float32,

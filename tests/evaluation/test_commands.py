@@ -33,11 +33,14 @@ def model_folder(tiny_model: LoadedModel, tmp_path: Path) -> Path:
 
 def test_evaluate_prints_a_table_and_writes_the_report(text: Path, model_folder: Path, tmp_path: Path) -> None:
     command = ["evaluate", "--model", str(model_folder), "--text", str(text), "--policies", f"fp16 ott:{SMALL_PAGES}"]
-    result = CliRunner().invoke(app, [*command, "--tokens", "200", "--out", str(tmp_path / "out")])
+    out = ["--out", str(tmp_path / "out"), "--pictures", str(tmp_path / "pictures")]
+    result = CliRunner().invoke(app, [*command, "--tokens", "200", "--simulate", *out])
     assert result.exit_code == 0, result.output
     assert "signs, 200 tokens, fp16 perplexity" in result.stdout
+    assert "KL simulated, nats" in result.stdout
     assert f"ott:{SMALL_PAGES}" in result.stdout  # not cut to the width of a terminal that is none
-    assert (tmp_path / "out" / "evaluation.md").exists()
+    assert "output error" in (tmp_path / "out" / "evaluation.md").read_text()
+    assert (tmp_path / "pictures" / "pareto.png").exists()
 
 
 def test_bench_prints_speeds_and_bytes(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(model: LoadedModel, text: Path, rows: str, out: Path) -> list[Outcome]:
     wanted = Evaluation((text,), tuple(parse_policies(rows)), 200, out, out)
-    return evaluate(model, wanted, lambda name, num_tokens: None)
+    return evaluate(model, wanted, lambda what, done, total: None)
 
 
 def test_report_has_every_row(tiny_model: LoadedModel, text: Path, tmp_path: Path) -> None:
@@ -54,9 +55,9 @@ def test_only_what_is_missing_is_measured(
     measured: list[str] = []
     sweep = quality.sweep
 
-    def counting(model, rows, text, advance):  # type: ignore[no-untyped-def]
+    def counting(model, rows, text, advance, *, watched):  # type: ignore[no-untyped-def]
         measured.extend(row.name for row in rows)
-        return sweep(model, rows, text, advance)
+        return sweep(model, rows, text, advance, watched=watched)
 
     monkeypatch.setattr(quality, "sweep", counting)
     again = run(tiny_model, text, "kivi:group=32,window=16 ott:group=32,window=16", tmp_path)
@@ -65,6 +66,29 @@ def test_only_what_is_missing_is_measured(
     text.write_text(text.read_text()[1:])
     run(tiny_model, text, "kivi:group=32,window=16", tmp_path)
     assert measured == ["ott:group=32,window=16", "kivi:group=32,window=16"]
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_more_is_measured_of_a_row_when_more_is_wanted(tiny_model: LoadedModel, text: Path, tmp_path: Path) -> None:
+    rows, told = parse_policies("fp16 kivi:group=32,window=16"), []
+    plain = Evaluation((text,), tuple(rows), 200, tmp_path, tmp_path)
+
+    def measured(wanted: Evaluation) -> list[Outcome]:
+        told.clear()
+        return evaluate(tiny_model, wanted, lambda what, done, total: told.append((what, done, total)))
+
+    assert [outcome.attention for outcome in measured(plain)] == [None, None]
+    reference, watched = measured(replace(plain, watched=True))
+    assert reference.attention is None
+    assert sum(done for _, done, _ in told) == 200
+    assert watched.attention is not None
+    reference, simulated = measured(replace(plain, watched=True, simulated=True))
+    assert told == [("signs", 200, 200), ("signs, simulated", 1, 1)]
+    assert simulated.attention == watched.attention
+    assert simulated.simulated_kl == pytest.approx(simulated.quality.kl, rel=0.02)
+    assert reference.simulated_kl is None
+    assert measured(replace(plain, watched=True, simulated=True)) == [reference, simulated]
+    assert told == [("signs", 200, 200)]
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -90,4 +114,4 @@ def test_what_can_not_be_read_is_measured_again(
 def test_two_texts_of_one_name_are_refused(tiny_model: LoadedModel, text: Path, tmp_path: Path) -> None:
     wanted = Evaluation((text, text), tuple(parse_policies("kivi")), 200, tmp_path, tmp_path)
     with pytest.raises(ValueError, match="the names must differ"):
-        evaluate(tiny_model, wanted, lambda name, num_tokens: None)
+        evaluate(tiny_model, wanted, lambda what, done, total: None)

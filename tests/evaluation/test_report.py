@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.evaluation.outcomes import outcome, wave
 
 from ottserve.evaluation import plots, report
+from ottserve.evaluation.attention import AttentionErrors
 from ottserve.evaluation.differences import differences
 from ottserve.evaluation.pareto import Point, front, points_in, points_of
 
@@ -52,6 +54,16 @@ def test_report_has_every_measure() -> None:
     assert "On a machine." in text
 
 
+def test_report_says_what_attention_loses_and_what_a_simulation_finds() -> None:
+    errors = AttentionErrors(output=((0.1, 0.3), (0.2, 0.6)), scores=((0.0, 0.5), (0.25, 0.125)))
+    watched = replace(outcome("watched", [0.5] * 512), attention=errors, simulated_kl=0.4)
+    text = report.markdown([outcome("other", wave(0.3)), watched], [], "")
+    *_, attention, simulated = cells(text, "watched")
+    assert attention == ["0.3000", "0.6000, 1.1", "0.2188", "0.5000, 0.1"]
+    assert simulated == ["0.50000", "0.40000", "+25.00 %"]
+    assert cells(text, "1") == [["0.400, 0.188"]]
+
+
 def test_parts_without_a_figure_have_a_dash() -> None:
     text = report.markdown([outcome("short", [0.1, 0.2, 0.3])], [], "")
     assert cells(text, "short")[2] == ["0.1500", "0.3000", *["–"] * 6]
@@ -82,8 +94,10 @@ def test_points_are_of_rows_that_lose_and_of_other_commands(tmp_path: Path) -> N
 
 def test_pictures_are_drawn_of_rows_that_lose(tmp_path: Path) -> None:
     rows = [outcome("fp16", [0.0] * 64), outcome("ott", wave(0.3)), outcome("ott", [0.1, 0.2, 0.3], text="short")]
-    plots.draw(rows, points_of(rows), tmp_path / "pictures")
+    watched = replace(rows[1], attention=AttentionErrors(((0.1, 0.2),), ((0.3, 0.4),)))
+    plots.draw([rows[0], watched, rows[2]], points_of(rows), tmp_path / "pictures")
     drawn = sorted(path.name for path in (tmp_path / "pictures").iterdir())
-    assert drawn == ["kl-by-length.png", "kl-since-seal.png", "pareto.png"]
+    usual = ["kl-by-length.png", "kl-since-seal.png", "pareto.png"]
+    assert drawn == ["attention-by-head.png", "attention-by-layer.png", *usual]
     plots.draw(rows[:1], [], tmp_path / "none")
     assert not (tmp_path / "none").exists()

@@ -32,6 +32,10 @@ def evaluate(
     policies: Policies = "fp16 kivi ott ott:keep=largest",
     tokens: Annotated[int, typer.Option(help="Tokens of each text, from its beginning.", min=1)] = 8192,
     out: Annotated[Path, typer.Option(help="Folder of the report.", file_okay=False)] = Path("evaluation"),
+    attention: Annotated[
+        bool, typer.Option(help="Measure attention by layer and head too; keeps all keys and values exact beside.")
+    ] = True,
+    simulate: Annotated[bool, typer.Option(help="Compute each KL once more without a cache, to compare.")] = False,
     pictures: Annotated[
         Path | None, typer.Option(help="Folder of the plots, where it is not --out.", file_okay=False)
     ] = None,
@@ -39,7 +43,7 @@ def evaluate(
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
-    """Measure KL to the exact cache, same-top-1 and perplexity of cache policies, through the cache that serves.
+    """Measure KL to the exact cache, same-top-1, perplexity and attention of cache policies, in the cache that serves.
 
     A run that was cut short goes on where it ended when started again with the same --out.
     """
@@ -51,7 +55,8 @@ def evaluate(
     from ottserve.workers.settings import ModelSettings
 
     try:
-        wanted = Evaluation(tuple(text), tuple(parse_policies(policies)), tokens, out, pictures or out)
+        rows = tuple(parse_policies(policies))
+        wanted = Evaluation(tuple(text), rows, tokens, out, pictures or out, attention, simulate)
         settings = ModelSettings.model_validate({"path": model, "dtype": dtype, "device": device})
         loaded = load_model(settings, lambda message: typer.echo(message, err=True))
         outcomes = _with_progress(loaded, wanted)
@@ -62,15 +67,17 @@ def evaluate(
 
 def _with_progress(model: LoadedModel, wanted: Evaluation) -> list[Outcome]:
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
     from ottserve.evaluation.quality import evaluate
 
     with Progress(console=Console(stderr=True)) as progress:
-        tasks = {path.stem: progress.add_task(path.stem, total=wanted.num_tokens) for path in wanted.texts}
+        tasks: dict[str, TaskID] = {}
 
-        def advance(name: str, num_tokens: int) -> None:
-            progress.advance(tasks[name], num_tokens)
+        def advance(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=total)
+            progress.advance(tasks[what], done)
 
         return evaluate(model, wanted, advance)
 
@@ -80,4 +87,7 @@ def _show(outcomes: list[Outcome], out: Path) -> None:
 
     for title, found in report.by_text(outcomes):
         print_table(title, report.COLUMNS, [report.row(outcome) for outcome in found])
+        simulated = report.simulated_rows(found)
+        if simulated:
+            print_table("through the cache, and simulated without one", report.SIMULATED_COLUMNS, simulated)
     typer.echo(f"written to {out}")

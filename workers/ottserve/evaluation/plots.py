@@ -17,7 +17,8 @@ DPI = 120
 
 
 def draw(outcomes: Sequence[Outcome], points: Sequence[Point], folder: Path) -> None:
-    """Write all pictures into a folder: `kl-by-length.png`, `kl-since-seal.png`, `pareto.png`.
+    """Write all pictures into a folder: `kl-by-length.png`, `kl-since-seal.png`, `pareto.png`, and of rows whose
+    attention was measured `attention-by-layer.png`, `attention-by-head.png`.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -29,6 +30,10 @@ def draw(outcomes: Sequence[Outcome], points: Sequence[Point], folder: Path) -> 
     _by_length(coarse, folder / "kl-by-length.png")
     _since_seal(coarse, folder / "kl-since-seal.png")
     _pareto(points, folder / "pareto.png")
+    watched = [outcome for outcome in coarse if outcome.attention is not None]
+    if watched:
+        _by_layer(watched, folder / "attention-by-layer.png")
+        _by_head(watched, folder / "attention-by-head.png")
 
 
 def panels(rows: int, columns: int) -> tuple[Any, Any]:
@@ -69,6 +74,40 @@ def _since_seal(outcomes: Sequence[Outcome], path: Path) -> None:
             panel.plot(middles, values, color=f"C{index}", marker="o", label=outcome.policy)
         panel.set(title=title, xlabel="since the last seal, groups", ylabel="KL, nats", yscale="log", xlim=(0, 1))
         panel.legend(fontsize="small")
+    figure.savefig(path, dpi=DPI)
+
+
+def _by_layer(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Both errors of attention against the layer, mean of heads; a row of panels for each text."""
+    texts = list(by_text(outcomes))
+    figure, axes = panels(len(texts), 2)
+    for (output, scores), (title, found) in zip(axes, texts, strict=True):
+        for outcome in found:
+            if outcome.attention is not None:
+                output.plot(outcome.attention.output_by_layer, marker=".", label=outcome.policy)
+                scores.plot(outcome.attention.scores_by_layer, marker=".", label=outcome.policy)
+        output.set(title=title, xlabel="layer", ylabel="output error, relative L2", ylim=(0, None))
+        scores.set(title=title, xlabel="layer", ylabel="score error, share of attention", ylim=(0, None))
+        output.legend(fontsize="small")
+    figure.savefig(path, dpi=DPI)
+
+
+def _by_head(outcomes: Sequence[Outcome], path: Path) -> None:
+    """The output error of every layer and head; a panel for each row, a row of panels for each text."""
+    texts = list(by_text(outcomes))
+    figure, axes = panels(len(texts), max(len(found) for _, found in texts))
+    worst = max(max(map(max, outcome.attention.output)) for outcome in outcomes if outcome.attention is not None)
+    for row, (title, found) in zip(axes, texts, strict=True):
+        for panel in row[len(found) :]:
+            panel.remove()
+        for panel, outcome in zip(row, found, strict=False):
+            if outcome.attention is not None:
+                image = panel.imshow(
+                    list(zip(*outcome.attention.output, strict=True)), aspect="auto", vmin=0, vmax=worst
+                )
+            panel.set(title=f"{outcome.policy}\n{title}", xlabel="layer", ylabel="query head")
+            panel.title.set_fontsize("small")
+    figure.colorbar(image, ax=axes, label="output error, relative L2")
     figure.savefig(path, dpi=DPI)
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ottserve.evaluation.attention import AttentionErrors
 from ottserve.evaluation.differences import Difference
 from ottserve.evaluation.measures import PositionMeasures, Quality
 from ottserve.evaluation.sweep import Outcome
@@ -99,6 +100,8 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
         "page_bits_per_element": outcome.page_bits_per_element,
         "num_frozen_heads": outcome.num_frozen_heads,
         "quality": quality,
+        "attention": outcome.attention and asdict(outcome.attention),
+        "simulated_kl": outcome.simulated_kl,
     }
 
 
@@ -111,4 +114,6 @@ def _outcome(record: dict[str, Any], positions: PositionMeasures) -> Outcome:
         num_frozen_heads=record["num_frozen_heads"],
         quality=Quality.of(quality),
         positions=positions,
+        attention=record["attention"] and AttentionErrors.of(record["attention"]),
+        simulated_kl=record["simulated_kl"],
     )

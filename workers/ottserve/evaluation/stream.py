@@ -12,11 +12,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ottserve.evaluation.attention import AttentionErrors, AttentionWatch
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.core.plan import SequenceStep, StepPlan
 from ottserve.workers.engine.inputs import build_step
 from ottserve.workers.engine.loading import make_store
 from ottserve.workers.engine.runner import Runner
+from ottserve.workers.kv.open_step import OpenStep
 from ottserve.workers.kv.table import resolve_spec
 from ottserve.workers.models.loading import LoadedModel
 from ottserve.workers.settings import CacheSettings, EngineSettings, SchedulerSettings
@@ -27,8 +29,11 @@ SLOT_ID = 1  # 0 is the dummy
 class TextStream:
     """One sequence of at most `num_tokens` tokens in a cache of its own."""
 
-    def __init__(self, model: LoadedModel, cache: CacheSettings, num_tokens: int) -> None:
+    def __init__(self, model: LoadedModel, cache: CacheSettings, num_tokens: int, *, watched: bool = False) -> None:
         """Allocate the cache.
+
+        Args:
+            watched: whether to measure attention too, which takes memory for all keys and values at full precision.
 
         Raises:
             ValueError: the cache is impossible over this model; names the setting.
@@ -39,7 +44,12 @@ class TextStream:
             scheduler=SchedulerSettings(max_running=1),  # type: ignore[call-arg]
         )
         self._store = make_store(settings, model)
-        self._runner = Runner((model.with_rotated_values() if self.spec.rotate_values else model).module, self._store)
+        self._watch = AttentionWatch(model, self.spec, num_tokens) if watched else None
+        self._runner = Runner(
+            (model.with_rotated_values() if self.spec.rotate_values else model).module,
+            self._store,
+            OpenStep if self._watch is None else self._watch.open_step,
+        )
         self._num_stored = 0
 
     @property
@@ -62,6 +72,11 @@ class TextStream:
     def num_frozen_heads(self) -> int:
         """(layer, KV head) pairs whose evicted pool was full when another outlier came."""
         return self._store.pool_state([SLOT_ID]).frozen_heads
+
+    @property
+    def attention_errors(self) -> AttentionErrors | None:
+        """What attention has lost so far; None without a watch or a sealed page."""
+        return None if self._watch is None else self._watch.errors
 
     def advance(self, token_ids: tuple[int, ...]) -> Tensor:
         """Compute and store the next tokens, which must not reach over a seal point.

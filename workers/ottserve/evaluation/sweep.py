@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ottserve.evaluation.attention import AttentionErrors
 from ottserve.evaluation.measures import PositionMeasures, Quality, compare, summarise
 from ottserve.evaluation.policies import REFERENCE, PolicyRow
 from ottserve.evaluation.stream import TextStream, pieces
@@ -22,6 +23,8 @@ class Outcome:
         page_bits_per_element: measured from the storage of the pages, scales, zeros and masks included.
         num_frozen_heads: (layer, KV head) pairs that stopped tracing outliers, their evicted pool being full.
         positions: what each position shows.
+        attention: what each layer and head loses; None if it was not measured, or the row is the reference.
+        simulated_kl: mean KL without any cache (`simulation.py`); None if it was not computed.
     """
 
     policy: str
@@ -30,10 +33,17 @@ class Outcome:
     num_frozen_heads: int
     quality: Quality
     positions: PositionMeasures = field(compare=False, repr=False)
+    attention: AttentionErrors | None = None
+    simulated_kl: float | None = None
 
 
 def sweep(
-    model: LoadedModel, rows: Sequence[PolicyRow], text: TokenisedText, advance: Callable[[int], None]
+    model: LoadedModel,
+    rows: Sequence[PolicyRow],
+    text: TokenisedText,
+    advance: Callable[[int], None],
+    *,
+    watched: bool = False,
 ) -> list[Outcome]:
     """Teacher-force a text through every row's cache and compare with the policy fp16.
 
@@ -42,6 +52,7 @@ def sweep(
         rows: what to compare.
         text: no longer than the model's context.
         advance: told the number of tokens computed since it was told last.
+        watched: whether to measure attention by layer and head as well.
 
     Returns:
         An outcome for each row, over the positions from its own G + R on: before them nothing is sealed.
@@ -53,7 +64,10 @@ def sweep(
     if num_tokens > model.info.context_length:
         raise ValueError(f"{text.name}: {num_tokens} tokens, the model has positions for {model.info.context_length}")
     reference = TextStream(model, REFERENCE.cache, num_tokens)
-    streams = [reference if row.cache == REFERENCE.cache else TextStream(model, row.cache, num_tokens) for row in rows]
+    streams = [
+        reference if row.cache == REFERENCE.cache else TextStream(model, row.cache, num_tokens, watched=watched)
+        for row in rows
+    ]
     measures = [PositionMeasures.empty(num_tokens) for _ in rows]
     for piece, parts in _run(reference, streams, text):
         for measured, part in zip(measures, parts, strict=True):
@@ -67,6 +81,7 @@ def sweep(
             num_frozen_heads=stream.num_frozen_heads,
             quality=summarise(measured, stream.spec.tail_capacity, stream.spec.group),
             positions=measured,
+            attention=stream.attention_errors,
         )
         for row, stream, measured in zip(rows, streams, measures, strict=True)
     ]

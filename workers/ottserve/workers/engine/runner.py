@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -20,14 +20,23 @@ from ottserve.workers.models.support import has_plain_head
 class Runner:
     """A model over a cache.
 
+    Args:
+        open_step: makes what a step does with the cache; another than the usual one looks on.
+
     Attributes:
         num_replays: steps that replayed a captured graph.
     """
 
-    def __init__(self, model: PreTrainedModel, store: KVStore) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        store: KVStore,
+        open_step: Callable[[KVStore, StepTensors], OpenStep] = OpenStep,
+    ) -> None:
         self.num_replays = 0
         self._model = model
         self._store = store
+        self._open_step = open_step
         self._graphs: DecodeGraphs | None = None
 
     @torch.inference_mode()
@@ -46,7 +55,7 @@ class Runner:
         Returns:
             Logits `[S, V]` of the rows that choose a token, in the model's dtype; valid until the next step.
         """
-        kv = OpenStep(self._store, step)
+        kv = self._open_step(self._store, step)
         if self._graphs is not None and self._graphs.takes(step):
             logits = self._graphs.replay(step)
             self.num_replays += 1
@@ -62,7 +71,7 @@ class Runner:
         Returns:
             Logits `[S, V]`, and what the model knew at each row of the step, `[T, H]`, from which `head` makes logits.
         """
-        kv = OpenStep(self._store, step)
+        kv = self._open_step(self._store, step)
         output = self._model.base_model(
             input_ids=step.token_ids, position_ids=step.position_ids, use_cache=False, kv=kv
         )
@@ -93,4 +102,4 @@ class Runner:
         return logits
 
     def _forward_padding(self, step: StepTensors) -> Tensor:
-        return self._forward(step, OpenStep(self._store, step))
+        return self._forward(step, self._open_step(self._store, step))
