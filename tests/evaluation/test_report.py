@@ -12,7 +12,7 @@ from tests.evaluation.outcomes import outcome, wave
 from ottserve.evaluation import plots, report
 from ottserve.evaluation.attention import AttentionErrors
 from ottserve.evaluation.differences import differences
-from ottserve.evaluation.pareto import Point, front, points_in, points_of
+from ottserve.evaluation.pareto import Point, front, lookup_points, points_of
 
 
 def cells(markdown: str, first: str) -> list[list[str]]:
@@ -78,18 +78,21 @@ def test_front_is_what_nothing_beats() -> None:
     assert [(found.bits, found.cost) for found in front(points)] == [(2.1, 0.4), (2.4, 0.1), (3.4, 0.05)]
 
 
-def test_points_are_of_rows_that_lose_and_of_other_commands(tmp_path: Path) -> None:
+def test_points_are_of_rows_that_lose() -> None:
     rows = [outcome("fp16", [0.0] * 64, bits=16), outcome("ott", wave(0.3), bits=2.4)]
     (found,) = points_of(rows)
     quality = rows[1].quality
     assert found == Point("KL, nats, text", "ott", 2.4, quality.kl, quality.kl_low, quality.kl_high)
-    other = {"measure": "lookup NLL", "policy": "ott", "bits": 2.4, "cost": 1.6, "low": 1.5, "high": 1.7}
-    (tmp_path / "tasks.json").write_text(json.dumps({"rows": [], "points": [other]}))
-    (tmp_path / "evaluation.json").write_text(json.dumps({"rows": []}))
-    assert points_in(tmp_path) == [Point(**other)]
-    (tmp_path / "tasks.json").write_text(json.dumps({"points": [{"measure": "lookup NLL"}]}))
-    with pytest.raises(ValueError, match=r"tasks\.json: not points"):
-        points_in(tmp_path)
+
+
+def test_lookups_are_those_of_the_same_rows(tmp_path: Path) -> None:
+    rows = [outcome("fp16", [0.0] * 64, bits=16), outcome("ott", wave(0.3), bits=2.4)]
+    assert lookup_points(rows, tmp_path) == []
+    cases = [{"case": "a", "figures": {"nll": 1.0, "exact": 1.0}}, {"case": "b", "figures": {"nll": 2.0, "exact": 0.0}}]
+    records = [{"policy": policy, "cases": cases} for policy in ("fp16", "ott", "kivi")]
+    (tmp_path / "lookup.json").write_text(json.dumps({"command": "ottserve tasks", "rows": records}))
+    (found,) = lookup_points(rows, tmp_path)
+    assert (found.policy, found.bits, found.cost, found.low) == ("ott", 2.4, 1.5, 1.5)
 
 
 def test_pictures_are_drawn_of_rows_that_lose(tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""Bits against what they cost: points of this command and of others, and which of them nothing beats.
-
-Another command joins in by a JSON file in the same folder with a list `points`, each an object of `Point`'s attributes.
-"""
+"""Bits against what they cost, in KL and in values that are looked up, and which rows nothing beats."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from ottserve.evaluation.sweep import Outcome
 
@@ -49,20 +47,17 @@ def points_of(outcomes: Iterable[Outcome]) -> list[Point]:
     ]
 
 
-def points_in(folder: Path) -> list[Point]:
-    """What the JSON files of a folder have to offer, file by file.
-
-    Raises:
-        ValueError: a file's `points` are not of the form; names the file.
-    """
-    found: list[Point] = []
-    for path in sorted(folder.glob("*.json")):
-        content = json.loads(path.read_text())
-        try:
-            found += [Point(**record) for record in content.get("points", [])]
-        except (AttributeError, TypeError) as error:
-            raise ValueError(f"{path}: not points for a plot of costs: {error}") from None
-    return found
+def lookup_points(outcomes: Iterable[Outcome], folder: Path) -> list[Point]:
+    """NLL of looked-up values for rows that `ottserve tasks lookup` has measured into the same folder, if it has."""
+    path = folder / "lookup.json"
+    records = json.loads(path.read_text())["rows"] if path.exists() else []
+    bits = {outcome.policy: outcome.page_bits_per_element for outcome in outcomes if outcome.quality.kl}
+    costs = {record["policy"]: fmean(case["figures"]["nll"] for case in record["cases"]) for record in records}
+    return [
+        Point("lookup, NLL a token of the value, nats", policy, bits[policy], cost, cost, cost)
+        for policy, cost in costs.items()
+        if policy in bits
+    ]
 
 
 def front(points: Sequence[Point]) -> list[Point]:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from ottserve.evaluation import plots, report
 from ottserve.evaluation.differences import differences
 from ottserve.evaluation.environment import environment, model_name, versions
-from ottserve.evaluation.pareto import points_in, points_of
+from ottserve.evaluation.pareto import lookup_points, points_of
 from ottserve.evaluation.policies import REFERENCE, PolicyRow
 from ottserve.evaluation.results import Results, Subject
 from ottserve.evaluation.simulation import simulate
@@ -64,7 +64,7 @@ def evaluate(model: LoadedModel, evaluation: Evaluation, advance: Advance) -> li
     apart = differences(outcomes)
     results.compare(apart)
     (evaluation.out / "evaluation.md").write_text(report.markdown(outcomes, apart, _measured_on(model)))
-    plots.draw(outcomes, points_of(outcomes) + points_in(evaluation.out), evaluation.pictures)
+    plots.draw(outcomes, points_of(outcomes) + lookup_points(outcomes, evaluation.out), evaluation.pictures)
     return outcomes
 
 

@@ -1,7 +1,6 @@
 """Outcomes in a folder, so that a run that was cut short goes on where it ended. Measures and prints nothing.
 
-`evaluation.json` has the figures, `positions/` what each position shows, an array file for each row of the JSON. Other
-commands that compare policies write a JSON file of the same shape (docs/quality.md), so that reports may read both.
+`evaluation.json` has the figures, `positions/` what each position shows, an array file for each row of the JSON.
 """
 
 from __future__ import annotations
