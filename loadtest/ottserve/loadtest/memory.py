@@ -1,8 +1,12 @@
-"""How the memory of processes goes with time, read from the system. Linux alone."""
+"""How the memory of processes goes with time, read from the system. Linux alone.
+
+Private memory is what is counted, not what is resident: libraries and Ray's object store are shared.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -11,24 +15,31 @@ from pathlib import Path
 
 PERIOD_S = 1.0
 MIB = 1024 * 1024
+NUM_BLOCKS = 12
+T_95 = 2.23  # Student's t, two-sided 95 %, for NUM_BLOCKS - 2 degrees of freedom
 
 
 @dataclass(frozen=True)
 class Growth:
-    """The line through the samples of a process (least squares) over `hours`, which end at `mib`."""
+    """The line through the samples of a process (least squares) over `hours`, which end at `mib`.
+
+    Attributes:
+        margin: MiB an hour to either side of `mib_per_hour`, within which the slope lies with 95 % confidence.
+    """
 
     process: str
     mib: float
     mib_per_hour: float
+    margin: float
     hours: float
 
     @property
-    def share(self) -> float:
-        """Growth over the whole time, of the memory."""
-        return self.mib_per_hour * self.hours / self.mib
+    def most(self) -> float:
+        """MiB an hour that it may grow by at most, for all that was seen."""
+        return self.mib_per_hour + self.margin
 
     def __str__(self) -> str:
-        return f"{self.process}: {self.mib:.0f} MiB, {self.mib_per_hour:+.1f} MiB an hour ({self.share:+.2%} here)"
+        return f"{self.process}: {self.mib:.0f} MiB, {self.mib_per_hour:+.1f} ± {self.margin:.1f} MiB an hour"
 
 
 class Memory:
@@ -47,21 +58,28 @@ class Memory:
             await asyncio.sleep(PERIOD_S)
 
     def growths(self, warm_up_share: float) -> list[Growth]:
-        """Of each process, the samples of the warm-up left out."""
+        """Of each process, the samples of the warm-up left out. Raises ValueError for too few samples to tell."""
         samples = self._samples[int(len(self._samples) * warm_up_share) :]
         times = [at / 3600 for at, _ in samples]
-        return [
-            Growth(
-                name,
-                samples[-1][1][name],
-                statistics.linear_regression(times, [sample[name] for _, sample in samples]).slope,
-                times[-1] - times[0],
-            )
-            for name in self._pids
-        ]
+        return [_growth(name, times, [sample[name] for _, sample in samples]) for name in self._pids]
+
+
+def _growth(process: str, hours: Sequence[float], mib: Sequence[float]) -> Growth:
+    """The slope by means over blocks of time: single samples depend on those before them, and would feign certainty."""
+    size = len(mib) // NUM_BLOCKS
+    if not size:
+        raise ValueError(f"{len(mib)} samples, {NUM_BLOCKS} at least")
+    begins = range(len(mib) - NUM_BLOCKS * size, len(mib), size)
+    x = [statistics.fmean(hours[begin : begin + size]) for begin in begins]
+    y = [statistics.fmean(mib[begin : begin + size]) for begin in begins]
+    slope, intercept = statistics.linear_regression(x, y)
+    rest = sum((there - slope * at - intercept) ** 2 for at, there in zip(x, y, strict=True))
+    spread = sum((at - statistics.fmean(x)) ** 2 for at in x)
+    margin = T_95 * math.sqrt(rest / (NUM_BLOCKS - 2) / spread)
+    return Growth(process, mib[-1], slope, margin, hours[-1] - hours[0])
 
 
 def _private_mib(pid: int) -> float:
-    """What only this process holds: libraries and the object store are shared."""
+    """What only this process holds."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     return sum(int(fields[name].split()[0]) for name in ("Private_Clean", "Private_Dirty")) * 1024 / MIB
