@@ -139,6 +139,41 @@ def test_a_step_that_raises_ends_its_requests_and_no_others(make_engine, make_ta
     assert run_to_end(engine).text["waiting"] == "bc"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to ..."
+        ),
+        MemoryError(),
+    ],
+)
+def test_a_step_without_memory_says_so_and_frees_what_it_held(
+    make_engine, make_task, run_to_end, monkeypatch, error: Exception
+):
+    engine = make_engine()
+    for name in ("r1", "r2"):
+        engine.add(make_task("a" * 100, request_id=name))
+    engine.step()
+    assert engine.load_report().pages_used > 0
+    run = engine._runner.run
+
+    def fail(step: object) -> torch.Tensor:
+        raise error
+
+    monkeypatch.setattr(engine._runner, "run", fail)
+    ended = dict(engine.step())
+    assert set(ended) == {"r1", "r2"}
+    assert {(type(told), told.reason, "GiB" in str(told)) for told in ended.values()} == {
+        (Internal, "out_of_memory", False)
+    }
+    load = engine.load_report()
+    assert (load.pages_used, load.slots_used, load.num_running) == (0, 0, 0)
+    monkeypatch.setattr(engine._runner, "run", run)
+    assert run_to_end(engine, make_task("a", max_new=3)).text["r"] == "bcd"
+
+
 def test_a_seed_fixes_the_answer_whatever_else_runs(make_engine, make_task, run_to_end):
     def seeded(name: str) -> object:
         return make_task("abc", request_id=name, temperature=30.0, seed=7, max_new=20)

@@ -405,7 +405,14 @@ class DeadlineExceeded(OttserveError):
     """The caller's deadline passed; its pages and slot are free again."""
 
 
-INTERNAL_REASONS = ("step_failed", "non_finite_logits", "output_failed", "form_failed", "engine_failed")
+INTERNAL_REASONS = (
+    "step_failed",
+    "out_of_memory",
+    "non_finite_logits",
+    "output_failed",
+    "form_failed",
+    "engine_failed",
+)
 """What is known to go wrong in a replica."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ottserve.workers.api import Internal, OttserveError
@@ -21,6 +22,8 @@ from ottserve.workers.engine.sampler import SampledRow, SampledToken, Sampler
 from ottserve.workers.kv.store import KVStore
 
 FAULT = "the step that computed this request failed"
+NO_MEMORY = "the replica ran out of memory in the step that computed this request"
+CPU_ALLOCATOR = "can't allocate memory"  # PyTorch raises a plain RuntimeError with these words on a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,13 @@ class Computer:
             return self._runner.run(step), lambda fetched: {}
         logits, hidden = self._runner.run_keeping_hidden(step)
         return logits, read_prompts(readout, self._runner.head, hidden, plan, asked)
+
+
+def fault_of(error: Exception) -> Internal:
+    """What the callers of a step that raised are told."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or CPU_ALLOCATOR in str(error):
+        return Internal(NO_MEMORY, "out_of_memory")
+    return Internal(FAULT, "step_failed")
 
 
 def _permitted(live: LiveRequest, index: int) -> Tensor | OttserveError | None:

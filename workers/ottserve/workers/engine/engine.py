@@ -9,7 +9,6 @@ import structlog
 
 from ottserve.workers.api import (
     GenerationTask,
-    Internal,
     LoadReport,
     ModelInfo,
     ServerInfo,
@@ -21,7 +20,7 @@ from ottserve.workers.core.counters import EngineCounters
 from ottserve.workers.core.ledger import Ledger
 from ottserve.workers.core.plan import SampleKey, StepPlan
 from ottserve.workers.core.scheduler import Scheduler
-from ottserve.workers.engine.compute import FAULT, Computed, Computer
+from ottserve.workers.engine.compute import Computed, Computer, fault_of
 from ottserve.workers.engine.forms import FormQueue
 from ottserve.workers.engine.penalties import TokenCounts
 from ottserve.workers.engine.report import all_counters, load_report
@@ -137,10 +136,10 @@ class Engine:
         try:
             self._computer.move(self._scheduler.take_moves())
             computed = self._computer.compute(plan, self._requests.live)
-        except Exception:
+        except Exception as error:
             log.exception("step_failed", num_sequences=len(plan.parts), num_tokens=plan.num_tokens)
             failed = dict.fromkeys(part.request_id for part in plan.parts)
-            return [self._requests.fail(request_id, Internal(FAULT, "step_failed")) for request_id in failed]
+            return [self._requests.fail(request_id, fault_of(error)) for request_id in failed]
         events = self._commit(plan, computed)
         self._computer.move(self._scheduler.take_moves())
         return events
