@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,12 @@ def test_unknown_arguments_are_refused(config: Path) -> None:
 def test_a_host_that_is_not_here_is_named(host: str) -> None:
     with pytest.raises(PortTaken, match=f"gateway.http_host={host} is no address of this machine"):
         check_ports(read_settings(None, ["--gateway.port=0", "--gateway.http_host", host]))
+
+
+def test_the_host_of_a_further_model_is_looked_at_too(tmp_path: Path) -> None:
+    further = {"model": {"path": "toy", "name": "b"}, "metrics": {"host": "203.0.113.9"}}
+    ports = {"port": 0, "http_port": 0, "metrics": {"port": 0}}
+    config = tmp_path / "two.yaml"
+    config.write_text(json.dumps({"model": {"path": "toy"}, "models": [further], "gateway": ports}))
+    with pytest.raises(PortTaken, match=r"metrics\.host=203\.0\.113\.9 is no address"):
+        check_ports(read_settings(config, []))

@@ -170,7 +170,7 @@ async def test_the_page_of_readiness_tells_what_is_served(start: Any, replicas: 
     url = f"http://127.0.0.1:{gateway.server.metrics_port}/ready"
     async with aiohttp.ClientSession() as session:
         async with session.get(url) as answer:
-            assert (answer.status, await answer.json()) == (503, {"reason": "the model is loading"})
+            assert (answer.status, await answer.json()) == (503, {"reason": "the model is loading", "models": {}})
         replicas.loads = loads
         await until(lambda: gateway.server.phase.name == "READY")
         async with session.get(url) as answer:

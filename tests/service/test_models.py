@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
+import aiohttp
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -32,14 +33,19 @@ def models(replicas: Any) -> tuple[Any, Any]:
 
 
 @pytest.fixture
-async def channel(models: Any, settings_for_ray: Any, until: Callable[..., Any]) -> AsyncIterator[grpc.aio.Channel]:
-    """To a gateway with both models ready."""
-    server = GatewayServer(settings_for_ray, *models)
-    await server.start()
-    await until(lambda: server.phase.name == "READY" and len(server._readiness.all_known()) == 2)
+async def server(models: Any, settings_for_ray: Any, until: Callable[..., Any]) -> AsyncIterator[GatewayServer]:
+    """A gateway with both models ready."""
+    started = GatewayServer(settings_for_ray, *models)
+    await started.start()
+    await until(lambda: started.phase.name == "READY" and len(started._readiness.all_known()) == 2)
+    yield started
+    await started.close()
+
+
+@pytest.fixture
+async def channel(server: GatewayServer) -> AsyncIterator[grpc.aio.Channel]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as opened:
         yield opened
-    await server.close()
 
 
 @pytest.fixture
@@ -121,3 +127,16 @@ async def test_who_does_not_answer_is_left_out_unless_nobody_does(models: Any) -
     assert len(await AllReplicas((refusing, models[0])).load()) == 1
     with pytest.raises(api.Unavailable):
         await AllReplicas((refusing, refusing)).load()
+
+
+async def test_the_page_of_readiness_tells_of_each_model(server: GatewayServer, models: Any, until: Any) -> None:
+    url = f"http://127.0.0.1:{server.metrics_port}/ready"
+    async with aiohttp.ClientSession() as session:
+        async with session.get(url) as answer:
+            facts = await answer.json()
+            assert (answer.status, facts["models"]) == (200, {"large": "ready", "small": "ready"})
+        models[0].loads = ()
+        await until(lambda: server._readiness.phases["large"].name == "NO_REPLICA")
+        async with session.get(url) as answer:
+            told = {"large": "no replica answers", "small": "ready"}
+            assert (answer.status, await answer.json()) == (503, {"reason": "no replica answers", "models": told})

@@ -27,7 +27,7 @@ def check_ports(settings: ServeSettings) -> None:
         ("gateway.http_port", gateway.http_port or 0, "gateway.http_host", gateway.http_host),
         ("gateway.tls.health_port", gateway.tls.health_port or 0, "gateway.host", gateway.host),
         ("gateway.metrics.port", gateway.metrics.port, "gateway.metrics.host", gateway.metrics.host),
-        ("metrics.port", settings.metrics.port, "metrics.host", settings.metrics.host),
+        *(("metrics.port", model.metrics.port, "metrics.host", model.metrics.host) for model in settings.all_models),
     ):
         _check(name, port, host_name, host)
 

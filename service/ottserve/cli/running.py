@@ -152,7 +152,7 @@ def _ready_message(settings: ServeSettings, served: dict[str, Any], took_s: floa
         f"  gRPC     {target}\n"
         f"{_openai_line(settings)}"
         f"  metrics  http://127.0.0.1:{settings.gateway.metrics.port}/metrics, replicas by /sd\n"
-        f'  try      {command} generate "What is the capital of France?"{options}\n'
+        f'  try      {command} generate "What is the capital of France?" --temperature 0{options}\n'
         f"           {command} chat{options}\n"
         "Ctrl-C ends it.\n"
     )

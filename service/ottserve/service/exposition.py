@@ -52,12 +52,16 @@ class Exposition:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def _ready(self, request: web.Request) -> web.Response:
-        """What serves requests that name no model; 503 while nothing does. Needs neither certificate nor token."""
+        """What serves requests that name no model; 503 while nothing does. `models` tells how each of them stands.
+
+        Needs neither certificate nor token.
+        """
+        models = {name: phase.value for name, phase in self._readiness.phases.items()}
         try:
             served = self._readiness.require().info
         except Unavailable as error:
-            return web.json_response({"reason": error.message}, status=503)
-        return web.json_response({"model": served.model.name, **asdict(served.server)})
+            return web.json_response({"reason": error.message, "models": models}, status=503)
+        return web.json_response({"model": served.model.name, "models": models, **asdict(served.server)})
 
     async def _targets(self, request: web.Request) -> web.Response:
         """Prometheus `http_sd`. The gateway is named as the reader reached it: that address works from there."""

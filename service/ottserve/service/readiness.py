@@ -33,6 +33,11 @@ class Readiness:
         return next(phase for phase in TELLING if phase in phases)
 
     @property
+    def phases(self) -> dict[str, Phase]:
+        """Where each model stands that a replica told of, by name."""
+        return {model.name: model.phase for model in self._models if model.name}
+
+    @property
     def num_slots(self) -> int:
         """Sequences that the replicas which answer compute together."""
         return sum(model.num_slots for model in self._models)
