@@ -53,6 +53,19 @@ async def test_who_leaves_while_sending_is_accounted_for(surface: Any, until: An
     await ended(surface, until, "cancelled")
 
 
+async def test_who_closes_its_own_side_counts_as_gone(surface: Any, replicas: Any, until: Any) -> None:
+    """Closing one side or both begins alike, and work for nobody must end."""
+    replicas.pause_s = 0.02
+    reader, writer = await asyncio.open_connection("127.0.0.1", surface.server.http_port)
+    body = b'{"prompt": "hi", "max_tokens": 90}'
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+    await until(lambda: replicas.live)
+    writer.write_eof()
+    assert await reader.read() == b""
+    await ended(surface, until, "cancelled")
+    writer.close()
+
+
 async def test_a_reader_that_sleeps_holds_the_work_up_and_no_memory(surface: Any, replicas: Any, until: Any) -> None:
     """Some hundred kilobytes are in sockets and buffers; the rest is not even made."""
     replicas.payload = "x" * 100_000
