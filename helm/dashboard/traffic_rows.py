@@ -8,6 +8,7 @@ from queries import mean, quantile, quantiles, rate, series, share, total
 TTFT = "ottserve_gateway_time_to_first_token_seconds"
 INTER_TOKEN = "ottserve_gateway_inter_token_seconds"
 FINISHED = "ottserve_gateway_requests_finished_total"
+CORRECTED = "ottserve_correction_rows_total"
 GENERATIONS = 'method=~"Generate|GenerateStream"'
 OUR_FAULT = 'outcome=~"internal|stream_broken|unavailable"'
 
@@ -147,6 +148,23 @@ THROUGHPUT = Row(
             {"share": share(rate("ottserve_graph_steps_total"), rate("ottserve_steps_total"))},
             "Steps that replayed a captured graph, of all.",
             max=1,
+        ),
+        Panel(
+            "Corrected rows",
+            Unit.SHARE,
+            {
+                "share": share(
+                    rate("ottserve_correction_rows_total", 'risk="risky"'), rate("ottserve_correction_rows_total")
+                )
+            },
+            "Rows of logits at risk, of all; none without a correction.",
+            max=1,
+        ),
+        Panel(
+            "Correction a step",
+            Unit.SECONDS,
+            {"time": share(rate("ottserve_correction_seconds_total"), rate("ottserve_steps_total"))},
+            "Time that correcting logits adds to a step, of the engine's thread.",
         ),
     ),
 )

@@ -32,6 +32,7 @@ UNITS = (
     "heads",
     "errors",
     "preemptions",
+    "rows",
 )
 OTHER_UNITS = {
     "ottserve_batch_size": "sequences",

@@ -201,6 +201,18 @@ def _events(counters: EngineCounters) -> Iterator[Metric]:
     yield CounterMetricFamily("ottserve_pages_sealed", "Pages filled.", counters.num_pages_sealed)
     yield CounterMetricFamily("ottserve_pages_evicted", "Cached pages given up.", counters.num_pages_evicted)
     yield CounterMetricFamily("ottserve_preemptions", "Running sequences put back to wait.", counters.num_preemptions)
+    yield from _correction(counters)
+
+
+def _correction(counters: EngineCounters) -> Iterator[Metric]:
+    rows = CounterMetricFamily(
+        "ottserve_correction_rows", "Rows of logits by risk; the risky ones were corrected.", labels=["risk"]
+    )
+    rows.add_metric(["risky"], counters.num_risky_rows)
+    rows.add_metric(["safe"], counters.num_safe_rows)
+    yield rows
+    text = "Time of the engine's thread that correcting logits took."
+    yield CounterMetricFamily("ottserve_correction_seconds", text, counters.correction_s)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

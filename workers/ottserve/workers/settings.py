@@ -125,6 +125,15 @@ class GraphSettings(Section):
     )
 
 
+class CorrectionSettings(Section):
+    """Logits corrected before sampling, for caches of very few bits (docs/dgap.md)."""
+
+    path: str | None = Field(None, min_length=1, description="File of `ottserve dgap train`; default: no correction.")
+    threshold: float | None = Field(
+        None, ge=0, le=1, description="Rows of this risk or more are corrected; default: the file's."
+    )
+
+
 class OutputSettings(Section):
     """How answers leave the replica."""
 
@@ -145,6 +154,7 @@ class EngineSettings(Section):
     cache: CacheSettings = CacheSettings()  # type: ignore[call-arg]
     scheduler: SchedulerSettings = SchedulerSettings()  # type: ignore[call-arg]
     graphs: GraphSettings = GraphSettings()  # type: ignore[call-arg]
+    correction: CorrectionSettings = CorrectionSettings()  # type: ignore[call-arg]
     output: OutputSettings = OutputSettings()  # type: ignore[call-arg]
     metrics: MetricsSettings = MetricsSettings()  # type: ignore[call-arg]
 
@@ -159,6 +169,9 @@ class EngineSettings(Section):
             raise ValueError(
                 f"cache.pool={cache.pool}, cache.evicted={cache.evicted}: policy {cache.policy} has no pool"
             )
+        correction = self.correction
+        if correction.path is None and correction.threshold is not None:
+            raise ValueError(f"correction.threshold={correction.threshold}: there is no correction.path")
         said_twice = [name for name in PLANNED if cache.plan and getattr(cache, name) != _default(name)]
         if said_twice:
             raise ValueError(

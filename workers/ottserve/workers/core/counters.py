@@ -17,6 +17,8 @@ class EngineCounters:
         num_step_rows: sequences computed, summed over steps; its growth over one step is that step's batch size.
         num_pages_sealed: pages filled. num_pages_evicted: cached pages given up to make room.
         num_preemptions: running sequences put back to wait.
+        num_risky_rows, num_safe_rows: rows of logits that a correction changed, and that it left as they are.
+        correction_s: time of the engine's thread that correcting took.
     """
 
     num_prompt_tokens_computed: int = 0
@@ -30,6 +32,9 @@ class EngineCounters:
     num_pages_sealed: int = 0
     num_pages_evicted: int = 0
     num_preemptions: int = 0
+    num_risky_rows: int = 0
+    num_safe_rows: int = 0
+    correction_s: float = 0.0
 
     @property
     def num_steps(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from ottserve.workers.api import Internal, OttserveError
 from ottserve.workers.core.moves import Move
 from ottserve.workers.core.plan import StepPlan
+from ottserve.workers.engine.dgap.correction import Correction
 from ottserve.workers.engine.inputs import build_step
 from ottserve.workers.engine.live import LiveRequest
 from ottserve.workers.engine.logprobs import Fetched
@@ -44,10 +45,11 @@ class Computed:
 class Computer:
     """The device's side of an engine."""
 
-    def __init__(self, store: KVStore, runner: Runner, sampler: Sampler) -> None:
+    def __init__(self, store: KVStore, runner: Runner, sampler: Sampler, correction: Correction | None) -> None:
         self._store = store
         self._runner = runner
         self._sampler = sampler
+        self._correction = correction
 
     def move(self, moves: Iterable[Move]) -> None:
         """Do to stored keys and values what the scheduler decided outside of a step."""
@@ -64,8 +66,10 @@ class Computer:
         is_finite = readout.add(logits.amax(-1).isfinite())
         forms = [_permitted(live[key.request_id], key.index) for key in plan.sampling]
         rows = [_row(live[key.request_id], key.index, form) for key, form in zip(plan.sampling, forms, strict=True)]
+        count_corrected = self._correct(plan, logits, rows, readout)
         read = self._sampler.sample(logits, rows, readout)
         fetched = readout.fetch()
+        count_corrected(fetched)
         tokens = read(fetched)
         errors: dict[str, OttserveError] = {}
         for key, form, is_number in zip(plan.sampling, forms, fetched[is_finite].tolist(), strict=True):
@@ -74,6 +78,16 @@ class Computer:
             elif not is_number:
                 errors[key.request_id] = Internal(FAULT, "non_finite_logits")
         return Computed(tuple(tokens), errors, read_pieces(fetched))
+
+    def _correct(
+        self, plan: StepPlan, logits: Tensor, rows: Sequence[SampledRow], readout: Readout
+    ) -> Callable[[Fetched], None]:
+        """Correct the logits, in place, before anything is chosen or told of them."""
+        if self._correction is None:
+            return lambda fetched: None
+        parts = [part for part in plan.parts if part.samples for _ in range(part.num_samples)]
+        num_sealed = [part.num_sealed * self._store.spec.group for part in parts]
+        return self._correction.correct(logits, [row.history for row in rows], num_sealed, readout)
 
     def _run(
         self, plan: StepPlan, live: Mapping[str, LiveRequest], readout: Readout

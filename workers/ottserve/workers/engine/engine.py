@@ -21,6 +21,7 @@ from ottserve.workers.core.ledger import Ledger
 from ottserve.workers.core.plan import SampleKey, StepPlan
 from ottserve.workers.core.scheduler import Scheduler
 from ottserve.workers.engine.compute import Computed, Computer, fault_of
+from ottserve.workers.engine.dgap.correction import Correction, CorrectionCounts
 from ottserve.workers.engine.forms import FormQueue
 from ottserve.workers.engine.penalties import TokenCounts
 from ottserve.workers.engine.report import all_counters, load_report
@@ -51,6 +52,7 @@ class Engine:
         ledger: Ledger,
         store: KVStore,
         runner: Runner,
+        correction: Correction | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.model_info = model_info
@@ -62,7 +64,8 @@ class Engine:
         self._runner = runner
         vocab_size, eos_token_ids = model_info.vocab_size, model_info.eos_token_ids
         counts = TokenCounts(store.num_slots, vocab_size, store.device)
-        self._computer = Computer(store, runner, Sampler(counts, eos_token_ids))
+        self._computer = Computer(store, runner, Sampler(counts, eos_token_ids), correction)
+        self._corrected = CorrectionCounts() if correction is None else correction.counts
         forms = FormQueue(FormCompiler(tokenizer_files.tokenizer_json, vocab_size, eos_token_ids))
         self._requests = Requests(scheduler, forms, vocabulary, now)
         self._now = now
@@ -79,7 +82,7 @@ class Engine:
     @property
     def counters(self) -> EngineCounters:
         """Cumulative numbers."""
-        return all_counters(self._tally.counters, self._scheduler, self._runner.num_replays)
+        return all_counters(self._tally.counters, self._scheduler, self._runner.num_replays, self._corrected)
 
     def add(self, task: GenerationTask) -> None:
         """Queue a task; one whose answer has a form waits until that is compiled, and is queued then.

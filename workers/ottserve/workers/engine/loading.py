@@ -18,6 +18,7 @@ from ottserve.workers.core.limits import Limits
 from ottserve.workers.core.prefix import PrefixCache
 from ottserve.workers.core.scheduler import Scheduler
 from ottserve.workers.engine.capacity import Capacity, plan_capacity
+from ottserve.workers.engine.dgap.loading import load_correction
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.ranks.crew import Crew
 from ottserve.workers.engine.ranks.lead import LeadRunner, agree
@@ -104,6 +105,7 @@ def make_engine(
         ledger=ledger,
         store=store,
         runner=runner,
+        correction=load_correction(settings.correction, model, store),
         now=time.time,
     )
 

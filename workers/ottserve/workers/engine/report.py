@@ -10,6 +10,7 @@ from ottserve.workers.core.counters import EngineCounters
 from ottserve.workers.core.ledger import Ledger
 from ottserve.workers.core.queue import WaitReason
 from ottserve.workers.core.scheduler import Scheduler
+from ottserve.workers.engine.dgap.correction import CorrectionCounts
 from ottserve.workers.kv.store import PoolState
 
 
@@ -49,12 +50,17 @@ def load_report(
     )
 
 
-def all_counters(of_steps: EngineCounters, scheduler: Scheduler, num_graph_steps: int) -> EngineCounters:
-    """What the steps counted, with what the scheduler and the runner count."""
+def all_counters(
+    of_steps: EngineCounters, scheduler: Scheduler, num_graph_steps: int, corrected: CorrectionCounts
+) -> EngineCounters:
+    """What the steps counted, with what the scheduler, the runner and the correction count."""
     return replace(
         of_steps,
         num_prompt_tokens_cached=scheduler.num_cached_tokens,
         num_pages_evicted=scheduler.num_pages_evicted,
         num_preemptions=scheduler.num_preemptions,
         num_graph_steps=num_graph_steps,
+        num_risky_rows=corrected.num_risky_rows,
+        num_safe_rows=corrected.num_safe_rows,
+        correction_s=corrected.duration_s,
     )
