@@ -27,7 +27,7 @@ def test_a_task_is_measured_printed_and_written(tmp_path: Path) -> None:
         (["locate"], "locate: not a task; there are lookup, needle"),
         (["needle"], "needle: a text is needed"),
         (["lookup", "--policies", "ott:k_bits=3"], "ott:k_bits=3: cache.k_bits"),
-        (["lookup", "--length", "4000", "--model", "toy"], "4160 tokens are needed, the model has positions for 2048"),
+        (["lookup", "--length", "4000", "--model", "toy"], "4256 tokens are needed, the model has positions for 2048"),
     ],
 )
 def test_what_can_not_be_measured_is_said_on_one_line(tmp_path: Path, arguments: list[str], problem: str) -> None:

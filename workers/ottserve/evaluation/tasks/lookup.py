@@ -34,10 +34,10 @@ SECOND_WORDS = (
     "lemon", "storm", "honey", "brush", "candle", "garden", "window", "forest", "island", "bridge",
 )  # fmt: skip
 HEAD = "The list:\n"
-QUESTION = "the {key}: "
+QUESTION = "{key}: "
 AGAIN = "\nThe same again:\n"
 NUM_DEPTHS = 4
-MOST_ASKED = 160
+MOST_ASKED = 256
 """Tokens of the examples and of a question with its answer."""
 
 
@@ -65,11 +65,13 @@ class Lookup(Task):
     lengths: tuple[int, ...] = (512, 1024, 2048, 3072)
     lists: int = 8
     questions: int = 12
-    examples: int = 4
+    examples: int = 6
     seed: int = 0
 
     name: ClassVar[str] = "lookup"
-    question: ClassVar[str] = "Values looked up in a long list, by keys of two words that each share with many others."
+    question: ClassVar[str] = (
+        "Values looked up in a long list, by keys of two words, each of which many others have too."
+    )
     measures: ClassVar[tuple[Measure, ...]] = (
         Measure("nll", "NLL a token of the value, nats", is_paired=True),
         Measure("margin", "margin", is_paired=True),
@@ -99,11 +101,11 @@ class Lookup(Task):
         plots.lines(self, outcomes, "nll", ("length", "depth"), path)
 
     def entries(self, words: Words, number: int) -> list[Entry]:
-        """A list: all keys in an order of its own, each with a value of four digits."""
+        """A list: all keys in an order of its own, each with a value of six digits."""
         rng = random.Random(f"{self.seed} {number}")
-        keys = [f"{first} {second}" for first in FIRST_WORDS for second in SECOND_WORDS]
+        keys = [f"{first}-{second}" for first in FIRST_WORDS for second in SECOND_WORDS]
         rng.shuffle(keys)
-        values = rng.sample(range(1000, 10_000), len(keys))
+        values = rng.sample(range(100_000, 1_000_000), len(keys))
         return [_entry(words, QUESTION.format(key=key), str(value)) for key, value in zip(keys, values, strict=True)]
 
     def examples_of(self, number: int, length: int, num_lines: int) -> list[int]:
