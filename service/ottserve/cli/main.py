@@ -8,6 +8,7 @@ from ottserve.cli import (
     ask,
     bench,
     bench_model,
+    calibrate,
     capacity,
     chat,
     evaluate,
@@ -39,6 +40,7 @@ app.command("info")(info.info)
 app.command("tokenize")(tokens.tokenize)
 app.command("token")(token.token)
 app.command("evaluate")(evaluate.evaluate)
+app.command("calibrate")(calibrate.calibrate)
 app.command("experiments")(experiments.experiments)
 app.command("tasks")(tasks.tasks)
 app.command("bench")(bench.bench)

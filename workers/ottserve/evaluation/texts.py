@@ -50,16 +50,16 @@ def read_text(path: Path) -> str:
     raise ValueError(f"{path}: the suffix must be .txt or .jsonl")
 
 
-def tokenise(path: Path, tokenizer: Tokenizer, num_tokens: int) -> TokenisedText:
-    """The first `num_tokens` tokens of a file; fewer if it has no more.
+def tokenise(path: Path, tokenizer: Tokenizer, num_tokens: int, from_token: int = 0) -> TokenisedText:
+    """The first `num_tokens` tokens of a file, from `from_token` on; fewer if it has no more.
 
     Raises:
-        ValueError: as `read_text`, or the file is empty.
+        ValueError: as `read_text`, or there is no token left; names the file.
     """
-    token_ids = tokenizer.encode(read_text(path)).ids[:num_tokens]
-    if not token_ids:
-        raise ValueError(f"{path}: there is no text in it")
-    return TokenisedText(path.stem, tuple(token_ids))
+    token_ids = tokenizer.encode(read_text(path)).ids
+    if len(token_ids) <= from_token:
+        raise ValueError(f"{path}: there is no text in it from token {from_token} on")
+    return TokenisedText(path.stem, tuple(token_ids[from_token : from_token + num_tokens]))
 
 
 def _question_and_answer(path: Path, number: int, line: str) -> str:

@@ -30,14 +30,18 @@ class LayerSpec:
     k_fine_bits: int = 2
     pool: int = 3
 
+    def key_bytes(self, group: int, head_size: int) -> int:
+        """Bytes of the keys of one page in one KV head: codes, scales, zeros, and the numbers of fine channels."""
+        codes = group * head_size * self.k_bits // 8 + self.k_fine * (group * self.k_fine_bits // 8 + 1)
+        return codes + (4 * head_size * self.k_subgroups if self.k_bits < 16 else 0)
+
+    def value_bytes(self, group: int, head_size: int) -> int:
+        """Bytes of the values of one page in one KV head: codes, scales and zeros."""
+        return group * head_size * self.v_bits // 8 + (4 * group if self.v_bits < 16 else 0)
+
     def page_head_bytes(self, group: int, head_size: int) -> int:
-        """Bytes of one page in one KV head: codes, scales, zeros, the mask of replaced positions, and the numbers of
-        fine channels."""
-        elements = group * head_size
-        keys = elements * self.k_bits // 8 + (4 * head_size * self.k_subgroups if self.k_bits < 16 else 0)
-        values = elements * self.v_bits // 8 + (4 * group if self.v_bits < 16 else 0)
-        fine = self.k_fine * (group * self.k_fine_bits // 8 + 1)
-        return keys + fine + values + group // 8
+        """Bytes of one page in one KV head: keys, values, and the mask of replaced positions."""
+        return self.key_bytes(group, head_size) + self.value_bytes(group, head_size) + group // 8
 
 
 @dataclass(frozen=True, slots=True)
