@@ -7,7 +7,6 @@ import torch
 from tests.evaluation.recorded import serve, weights
 
 from ottserve.evaluation.attention import QUERY_STRIDE, AttentionErrors
-from ottserve.evaluation.experiments.method import Layer
 from ottserve.evaluation.experiments.rope import Rope
 from ottserve.evaluation.policies import parse_policy
 from ottserve.evaluation.simulation import AsSpecified
@@ -36,7 +35,7 @@ def test_errors_are_those_of_a_naive_computation(
         expected = (exact @ v.repeat_interleave(2, 0))[:, queries]
         lost = (out[:, queries] - expected).square().sum((1, 2)).sqrt() / expected.square().sum((1, 2)).sqrt()
         assert errors.output[layer] == pytest.approx(lost.tolist(), rel=1e-3)
-        sealed, _ = AsSpecified(spec, torch.float16).sealed(Layer(layer, rope), k, v)
+        sealed, _ = AsSpecified(spec, torch.float16, rope).sealed(layer, k, v)
         moved = torch.zeros(len(q))
         for here in counted:
             read = torch.cat([sealed[:, : here.start - spec.window], k[:, here.start - spec.window :]], 1)

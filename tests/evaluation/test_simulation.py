@@ -10,14 +10,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.evaluation.recorded import Recorded, Served, serve, weights
-from torch import Tensor
+from tests.evaluation.recorded import Served, serve
 
-from ottserve.evaluation.experiments.method import Layer
 from ottserve.evaluation.experiments.rope import Rope
 from ottserve.evaluation.measures import compare
 from ottserve.evaluation.policies import parse_policy
-from ottserve.evaluation.simulation import AsSpecified, simulate, turn
+from ottserve.evaluation.simulation import AsSpecified, attention, simulate, turn
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.kv.table import resolve_spec
 from ottserve.workers.models.loading import LoadedModel
@@ -49,32 +47,14 @@ FITTED_ROWS = [
 ]
 
 
-def simulated_output(model: LoadedModel, spec: KVSpec, layer: int, recorded: Recorded, cuts: list[range]) -> Tensor:
-    """Attention `[H, T, D]` of one layer as the simulation has it, over what the layer was given when served.
-
-    What was stored before a piece is read in 16 bit, the piece itself as computed.
-    """
-    q, k, v, _ = recorded.whole()
-    method = AsSpecified(replace(spec, rotate_values=False), torch.float16)  # a served model turns values itself
-    sealed = method.sealed(Layer(layer, Rope.of(model, k.shape[1])), k, v)
-    outputs = []
-    for cut in cuts:
-        num_sealed = max(0, cut.start - spec.window)
-        read_k, read_v = (
-            torch.cat([back[:, :num_sealed], x[:, num_sealed : cut.start].half().float(), x[:, cut.start :]], 1)
-            for back, x in zip(sealed, (k, v), strict=True)
-        )
-        found = weights(q, read_k)[:, cut.start : cut.stop]
-        outputs.append(found @ read_v.repeat_interleave(len(q) // len(k), 0))
-    return torch.cat(outputs, 1)
-
-
 def layer_errors(model: LoadedModel, served: Served, spec: KVSpec) -> list[float]:
     """By layer, how far the output that was served is from the simulation of a spec: relative L2 error."""
+    unturned = replace(spec, rotate_values=False)  # a served model turns values itself
+    method = AsSpecified(unturned, torch.float16, Rope.of(model, len(served.logits)))
     errors = []
     for layer, recorded in enumerate(served.layers):
-        *_, out = recorded.whole()
-        simulated = simulated_output(model, spec, layer, recorded, served.cuts)
+        q, k, v, out = recorded.whole()
+        simulated = attention(q, method.views(layer, k, v), q.shape[-1] ** -0.5)
         errors.append(((out - simulated).norm() / out.norm()).item())
     return errors
 
