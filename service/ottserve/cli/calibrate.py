@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ottserve.workers.core.kvspec import KVSpec
     from ottserve.workers.kv.plan_file import CachePlan
     from ottserve.workers.models.loading import LoadedModel
+    from ottserve.workers.settings import CacheSettings
 
 
 def calibrate(
@@ -46,7 +47,6 @@ def calibrate(
     from tokenizers import Tokenizer
 
     from ottserve.evaluation.calibration.calibrate import make_plan
-    from ottserve.evaluation.policies import parse_policy
     from ottserve.evaluation.texts import tokenise
     from ottserve.workers.kv.table import resolve_spec
     from ottserve.workers.models.loading import load_model
@@ -55,7 +55,7 @@ def calibrate(
     try:
         settings = ModelSettings.model_validate({"path": model, "dtype": dtype, "device": device})
         loaded = load_model(settings, lambda message: typer.echo(message, err=True))
-        spec = resolve_spec(parse_policy(policy).cache, loaded.shape)
+        spec = resolve_spec(_wanted(policy), loaded.shape)
         tokenizer = Tokenizer.from_str(loaded.tokenizer.tokenizer_json)
         texts = [tokenise(path, tokenizer, tokens, from_token) for path in text]
         layers = _measure(loaded, spec, texts)
@@ -64,6 +64,15 @@ def calibrate(
             _write(layers, plan, out if len(plans) == 1 else out.with_stem(f"{out.stem}-{wanted:g}"))
     except (ValidationError, ValueError, OSError) as error:
         fail(str(error))
+
+
+def _wanted(policy: str) -> CacheSettings:
+    from ottserve.evaluation.policies import parse_policy
+
+    cache = parse_policy(policy).cache
+    if cache.policy != "ott" or cache.plan:
+        raise ValueError(f"policy={policy}: must be ott without a plan, which is what is made")
+    return cache
 
 
 def _measure(model: LoadedModel, spec: KVSpec, texts: list[TokenisedText]) -> list[LayerOptions]:

@@ -138,6 +138,8 @@ def test_the_command_writes_plans_that_a_row_of_a_comparison_takes(tiny_model: L
     assert row in result.stdout
     other = ["capacity", "--shape", "3x4x2x64", "--memory-gib", "2", "--weights-gib", "1", "--policies", row]
     assert CliRunner().invoke(app, other).exit_code == 0
+    result = CliRunner().invoke(app, ["calibrate", *same, "--bits", "4", "--policy", "kivi"])
+    assert (result.exit_code, "must be ott" in result.stderr) == (1, True)
     result = CliRunner().invoke(app, ["calibrate", *same, *asked, "--bits", "1"])
     assert (result.exit_code, "at least" in result.stderr) == (1, True)
 

@@ -95,6 +95,13 @@ def test_refused(plan_path: Callable[..., str], fields: dict[str, Any], problem:
     assert f"cache.plan={path}: " in str(refusal.value)
 
 
+def test_keys_are_turned_back_where_the_plan_says(plan_path: Callable[..., str]) -> None:
+    turned = tuple(0.01 * channel for channel in range(32))
+    shape = ModelShape(2, 4, 2, 64, key_frequencies=turned)
+    assert resolve_spec(CacheSettings(plan=plan_path(keys="pre_rope")), shape).key_frequencies == turned
+    assert resolve_spec(CacheSettings(plan=plan_path()), shape).key_frequencies == ()
+
+
 def test_values_that_can_not_be_rotated(plan_path: Callable[..., str]) -> None:
     fixed = ModelShape(2, 4, 2, 64, can_rotate=False)
     with pytest.raises(ValueError, match="rotate_values=true"):
@@ -117,7 +124,7 @@ def test_a_file_that_is_none(tmp_path: Path, content: bytes | None, problem: str
     [
         {"preset": "fine"}, {"k_bits": 2}, {"v_bits": 2}, {"group": 64}, {"pool": 3}, {"plain_layers": ()},
         {"k_subgroups": 2}, {"k_fine": 0}, {"k_fine_bits": 1}, {"fit_rounds": 0}, {"unbiased": False},
-        {"rotate_values": False}, {"policy": "kivi"},
+        {"rotate_values": False}, {"policy": "kivi"}, {"keys": "pre_rope"},
     ],
     ids=lambda beside: next(iter(beside)),
 )  # fmt: skip

@@ -19,12 +19,13 @@ CodeBits = Annotated[Literal[1, 2, 4, 8, 16], BeforeValidator(_number)]
 FineBits = Annotated[Literal[1, 2, 4], BeforeValidator(_number)]
 
 
+StoredKeys = Literal["post_rope", "pre_rope"]
 Preset = Literal["paper", "balanced", "smallest", "fine", "accurate"]
 
 # What a plan file says, so that it can't be set beside one.
 PLANNED = (
     "policy", "preset", "k_bits", "v_bits", "group", "pool", "plain_layers", "k_subgroups", "k_fine", "k_fine_bits",
-    "fit_rounds", "unbiased", "rotate_values",
+    "fit_rounds", "unbiased", "rotate_values", "keys",
 )  # fmt: skip
 
 
@@ -89,7 +90,7 @@ class CacheSettings(Section):
     rotate_values: bool | None = Field(
         None, description="Spread large value channels by a rotation folded into the weights; default as the preset's."
     )
-    keys: Literal["post_rope", "pre_rope"] = Field(
+    keys: StoredKeys = Field(
         "post_rope", description="Pages hold keys as attention takes them, or as before rotary embedding: slower."
     )
     memory_bytes: int | None = Field(

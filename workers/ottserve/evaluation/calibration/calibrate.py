@@ -79,6 +79,7 @@ def make_plan(
         fit_rounds=spec.fit_rounds,
         unbiased=spec.unbiased,
         rotate_values=spec.rotate_values,
+        keys="pre_rope" if spec.key_frequencies else "post_rope",
         layers=planned,
         origin=Origin(
             version=version("ottserve"),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ottserve.workers.core.kvspec import LayerSpec
-from ottserve.workers.settings import CodeBits, FineBits
+from ottserve.workers.settings import CodeBits, FineBits, StoredKeys
 
 
 class Part(BaseModel):
@@ -77,7 +77,7 @@ class CachePlan(Part):
     """The whole file.
 
     Attributes:
-        group, fit_rounds, unbiased, rotate_values: as the settings of these names, for every layer.
+        group, fit_rounds, unbiased, rotate_values, keys: as the settings of these names, for every layer.
         layers: by layer.
         origin: None where people wrote the file.
     """
@@ -88,6 +88,7 @@ class CachePlan(Part):
     fit_rounds: Annotated[int, Field(ge=0, le=32)]
     unbiased: bool
     rotate_values: bool
+    keys: StoredKeys = "post_rope"
     layers: tuple[PlannedLayer, ...]
     origin: Origin | None = None
 

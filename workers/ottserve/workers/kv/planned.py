@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.kv.ott import DEFAULT_EVICTED
-from ottserve.workers.kv.plan_file import read_plan
+from ottserve.workers.kv.plan_file import CachePlan
 from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.settings import CacheSettings
 
 
-def planned(cache: CacheSettings, path: str, shape: ModelShape) -> KVSpec:
+def planned(cache: CacheSettings, plan: CachePlan, shape: ModelShape) -> KVSpec:
     """What the plan leaves open is as the settings say.
 
     Raises:
-        ValueError: as `read_plan`, or the plan was made for another model; names both.
+        ValueError: the plan, that of `cache.plan`, was made for another model; names both.
     """
-    plan = read_plan(path)
+    path = cache.plan
     if len(plan.layers) != shape.num_layers:
         raise ValueError(f"cache.plan={path}: it has {len(plan.layers)} layers, the model {shape.num_layers}")
     if shape.fingerprint not in ("", plan.model.fingerprint):

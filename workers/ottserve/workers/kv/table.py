@@ -9,6 +9,7 @@ from ottserve.workers.core.kvspec import KVSpec, LayerSpec
 from ottserve.workers.kv.fp16 import fp16
 from ottserve.workers.kv.kivi import kivi
 from ottserve.workers.kv.ott import ott
+from ottserve.workers.kv.plan_file import read_plan
 from ottserve.workers.kv.planned import planned
 from ottserve.workers.kv.presets import FINE_CHANNELS
 from ottserve.workers.kv.shape import ModelShape
@@ -28,8 +29,9 @@ def resolve_spec(cache: CacheSettings, shape: ModelShape) -> KVSpec:
     Raises:
         ValueError: a setting contradicts another or the model; names the setting, its value and the limit.
     """
-    spec = planned(cache, cache.plan, shape) if cache.plan else POLICIES[cache.policy](cache, shape)
-    if cache.keys == "pre_rope":
+    plan = read_plan(cache.plan) if cache.plan else None
+    spec = planned(cache, plan, shape) if plan else POLICIES[cache.policy](cache, shape)
+    if (plan or cache).keys == "pre_rope":
         spec = replace(spec, key_frequencies=_key_frequencies(spec, shape))
     said = f"cache.plan={cache.plan}: " if cache.plan else "cache."
     _require(spec.group in GROUPS, f"{said}group", spec.group, f"must be one of {GROUPS}")
