@@ -11,6 +11,7 @@ from ottserve.cli import (
     calibrate,
     capacity,
     chat,
+    dgap,
     evaluate,
     experiments,
     fuzz,
@@ -43,6 +44,9 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("calibrate")(calibrate.calibrate)
 app.command("experiments")(experiments.experiments)
 app.command("tasks")(tasks.tasks)
+app.command("dgap-collect")(dgap.dgap_collect)
+app.command("dgap-train")(dgap.dgap_train)
+app.command("dgap-evaluate")(dgap.dgap_evaluate)
 app.command("bench")(bench.bench)
 app.command("bench-engine")(bench_model.bench_engine)
 app.command("bench-step")(bench_model.bench_step)

@@ -129,7 +129,7 @@ class GraphSettings(Section):
 class CorrectionSettings(Section):
     """Logits corrected before sampling, for caches of very few bits (docs/dgap.md)."""
 
-    path: str | None = Field(None, min_length=1, description="File of `ottserve dgap train`; default: no correction.")
+    path: str | None = Field(None, min_length=1, description="File of `ottserve dgap-train`; default: no correction.")
     threshold: float | None = Field(
         None, ge=0, le=1, description="Rows of this risk or more are corrected; default: the file's."
     )

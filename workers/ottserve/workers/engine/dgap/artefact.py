@@ -45,7 +45,7 @@ class Artefact:
         networks: on the CPU, fp32.
         subject: what they were trained for.
         threshold: τ, rows of this risk or more are corrected.
-        origin: texts, options and figures of the training, for people and for `ottserve dgap evaluate`.
+        origin: texts, options and figures of the training, for people and for `ottserve dgap-evaluate`.
     """
 
     networks: Networks

@@ -36,7 +36,7 @@ def recall(token_ids: Tensor, lengths: Tensor, num_sealed: Tensor, candidates: T
     """Look up how each text went on where its last tokens stood before.
 
     Args:
-        token_ids: int64 `[S, C]`; of row s the first `lengths[s]` count.
+        token_ids: int64 `[S, C]`, contiguous; of row s the first `lengths[s]` count.
         lengths: int64 `[S]`, at least 1.
         num_sealed: int64 `[S]`, so many tokens, the oldest, lie in sealed pages; below `lengths`.
         candidates: int64 `[S, K]`, different tokens in each row.
