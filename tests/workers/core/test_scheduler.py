@@ -34,7 +34,7 @@ def lengths(plan: StepPlan) -> list[tuple[str, int]]:
 
 def step(scheduler: Scheduler, token_id: int = OTHER) -> list[tuple[str, int]]:
     plan = scheduler.plan()
-    scheduler.commit(plan, [token_id] * len(plan.sampling))
+    scheduler.commit(scheduler.begin(plan), [token_id] * len(plan.sampling))
     return lengths(plan)
 
 
@@ -118,7 +118,7 @@ def test_asking_for_the_plan_twice_gives_the_same(make_scheduler: MakeScheduler,
     for _ in range(8):
         plan = scheduler.plan()
         assert scheduler.plan() == plan
-        scheduler.commit(plan, [OTHER] * len(plan.sampling))
+        scheduler.commit(scheduler.begin(plan), [OTHER] * len(plan.sampling))
 
 
 def test_a_live_id_is_refused_and_the_first_goes_on(make_scheduler: MakeScheduler, task: MakeTask) -> None:
@@ -129,7 +129,7 @@ def test_a_live_id_is_refused_and_the_first_goes_on(make_scheduler: MakeSchedule
             scheduler.add(task("a", 2, 1))
         plan = scheduler.plan()
     assert lengths(plan) == [("a", 5)]
-    scheduler.commit(plan, [OTHER])
+    scheduler.commit(scheduler.begin(plan), [OTHER])
     scheduler.add(task("a"))
 
 
@@ -138,7 +138,7 @@ def test_aborting_is_defined_for_every_id(make_scheduler: MakeScheduler, task: M
     scheduler = make_scheduler()
     running, done, waiting = (scheduler.add(task(name, 5, num_new)) for name, num_new in (("r", 9), ("d", 1), ("w", 9)))
     plan = scheduler.plan()
-    scheduler.commit(plan, [OTHER] * 3)
+    scheduler.commit(scheduler.begin(plan), [OTHER] * 3)
     assert scheduler.abort("r") == (running,) and running.ending is FinishReason.ABORTED
     assert scheduler.abort("w") == (waiting,)
     assert done.ending is FinishReason.LENGTH
@@ -162,11 +162,11 @@ def test_an_abort_between_launch_and_result_drops_the_token(
     scheduler = make_scheduler()
     scheduler.add(task("a"))
     scheduler.add(task("b"))
-    plan = scheduler.plan()
+    sequences = scheduler.begin(scheduler.plan())
     [old] = scheduler.abort("a")
     new = scheduler.add(task("a", 4))
-    events = scheduler.commit(plan, [OTHER, OTHER])
-    assert [event.request_id for event in events] == ["b"]
+    dropped, taken = scheduler.commit(sequences, [OTHER, OTHER])
+    assert dropped is None and taken is not None and taken.request_id == "b"
     assert old.num_generated == new.num_generated == new.num_stored == 0
     ledger.check()
 
@@ -232,4 +232,4 @@ def test_commit_wants_one_token_for_each_part_that_samples(make_scheduler: MakeS
     scheduler.add(task("a"))
     plan = scheduler.plan()
     with pytest.raises(ValueError, match="zip"):
-        scheduler.commit(plan, [OTHER, OTHER])
+        scheduler.commit(scheduler.begin(plan), [OTHER, OTHER])

@@ -183,14 +183,14 @@ class Requests(RuleBasedStateMachine):
         if aborted is not None:
             self.abort(aborted)
         token_ids = sampled[: len(plan.sampling)]
-        events = self.scheduler.commit(plan, token_ids)
-        assert self.twin.commit(plan, token_ids) == events
+        events = self.scheduler.commit(self.scheduler.begin(plan), token_ids)
+        assert self.twin.commit(self.twin.begin(plan), token_ids) == events
         self.carry_out()
         self.num_steps += 1
-        expected = zip(plan.sampling, token_ids, strict=True)
-        assert [(SampleKey(e.request_id, e.index), e.token_id) for e in events] == [
-            (key, token_id) for key, token_id in expected if key.request_id != aborted
-        ]
+        for key, token_id, event in zip(plan.sampling, token_ids, events, strict=True):
+            assert (event is None) == (key.request_id == aborted)
+            assert event is None or (event.request_id, event.index, event.token_id) == (*key, token_id)
+        events = [event for event in events if event is not None]
         for event in events:
             self.tokens.setdefault(
                 SampleKey(event.request_id, event.index), list(self.live[event.request_id].prompt_ids)

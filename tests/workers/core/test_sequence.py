@@ -16,27 +16,33 @@ EOS_IDS = {0, 1}
 OTHER = 7
 
 
+def take(sequence: Sequence, token_id: int) -> FinishReason | None:
+    """A step in which the sequence gets this token."""
+    sequence.expect(0)
+    return sequence.advance(token_id, EOS_IDS, 0.0)
+
+
 @pytest.mark.parametrize("eos", sorted(EOS_IDS))
 @pytest.mark.parametrize("num_before", [0, 1, 2])
 def test_any_eos_ends_it_even_as_the_last_permitted_token(
     task: Callable[..., GenerationTask], eos: int, num_before: int
 ) -> None:
     sequence = Sequence(task("a", num_new=3))
-    assert [sequence.advance(OTHER, EOS_IDS, 0.0) for _ in range(num_before)] == [None] * num_before
-    assert sequence.advance(eos, EOS_IDS, 0.0) is FinishReason.EOS
+    assert [take(sequence, OTHER) for _ in range(num_before)] == [None] * num_before
+    assert take(sequence, eos) is FinishReason.EOS
     assert sequence.usage() == Usage(5, 0, num_before + 1)
 
 
 def test_length_ends_it_with_the_last_permitted_token(task: Callable[..., GenerationTask]) -> None:
     sequence = Sequence(task("a", num_new=3))
-    reasons = [sequence.advance(OTHER, EOS_IDS, 0.0) for _ in range(3)]
+    reasons = [take(sequence, OTHER) for _ in range(3)]
     assert reasons == [None, None, FinishReason.LENGTH]
 
 
 def test_an_eos_id_inside_the_prompt_ends_nothing(task: Callable[..., GenerationTask]) -> None:
     sequence = Sequence(task("a", num_new=2))
     sequence.token_ids[0] = 0
-    assert sequence.advance(OTHER, EOS_IDS, 0.0) is None
+    assert take(sequence, OTHER) is None
 
 
 def test_times_add_up(task: Callable[..., GenerationTask]) -> None:
@@ -89,4 +95,4 @@ def test_ends_by_tokens_as_asked(
 ) -> None:
     base = task("a", num_new=3)
     sequence = Sequence(replace(base, stops=replace(base.stops, **asked)))
-    assert [sequence.advance(token_id, EOS_IDS, 0.0) for token_id in token_ids] == reasons
+    assert [take(sequence, token_id) for token_id in token_ids] == reasons

@@ -35,7 +35,7 @@ def step(scheduler: Scheduler, token_id: int = OTHER) -> list[tuple[str, int]]:
     """One step whose moves are carried out by an executor that only says so."""
     plan = scheduler.plan()
     moves = list(scheduler.take_moves())
-    scheduler.commit(plan, [token_id] * len(plan.sampling))
+    scheduler.commit(scheduler.begin(plan), [token_id] * len(plan.sampling))
     for move in (*moves, *scheduler.take_moves()):
         if isinstance(move, TakeSnapshot):
             move.snapshot.tensors, move.snapshot.num_certain_pages = "taken", move.snapshot.num_pages
@@ -56,12 +56,12 @@ def test_a_prompt_seen_before_is_computed_from_where_its_pages_end(
     assert plan.chunks[0].num_sealed == 3 and plan.chunks[0].start == 12
     assert isinstance(begin, BeginFromSnapshot) and begin.num_pages == 3
     assert sequence.usage().num_cached_tokens == scheduler.num_cached_tokens == 12
-    scheduler.commit(plan, [OTHER])
+    scheduler.commit(scheduler.begin(plan), [OTHER])
     sealed = []
     while not scheduler.is_idle:
         plan = scheduler.plan()
         sealed += [part.start + 1 for part in plan.parts if len(part.page_ids) > part.num_sealed]
-        scheduler.commit(plan, [OTHER])
+        scheduler.commit(scheduler.begin(plan), [OTHER])
     assert sealed == [18]  # (3 + 1)·G + R
 
 
@@ -144,7 +144,8 @@ def test_a_preempted_sequence_goes_on_where_it_stopped(
     waiting = next(iter(scheduler._waiting))
     before = list(waiting.token_ids)
     while waiting.lease is None:
-        scheduler.commit(scheduler.plan(), [OTHER] * len(scheduler.plan().sampling))
+        plan = scheduler.plan()
+        scheduler.commit(scheduler.begin(plan), [OTHER] * len(plan.sampling))
         moves = scheduler.take_moves()
         scheduler.plan()
     assert waiting.token_ids == before and waiting.num_pending == 1
@@ -249,7 +250,7 @@ def test_samples_share_the_prompt_and_end_each_for_itself(
     plan = scheduler.plan()
     assert plan.sampling == tuple(SampleKey("a", index) for index in range(3))
     assert (ledger.pages.used, ledger.slots.used) == (3, 3)
-    events = scheduler.commit(plan, [OTHER, EOS, OTHER])
+    events = scheduler.commit(scheduler.begin(plan), [OTHER, EOS, OTHER])
     assert [(event.index, event.finish) for event in events] == [(0, None), (1, FinishReason.EOS), (2, None)]
     copies = [move for move in scheduler.take_moves() if isinstance(move, CopySlot)]
     assert len({move.to_slot_id for move in copies}) == 2 and len({move.from_slot_id for move in copies}) == 1
@@ -257,7 +258,7 @@ def test_samples_share_the_prompt_and_end_each_for_itself(
     for _ in range(4):
         step(scheduler)
     assert ledger.pages.used == 5
-    assert [event.index for event in scheduler.commit(scheduler.plan(), [OTHER, OTHER])] == [0, 2]
+    assert [event.index for event in scheduler.commit(scheduler.begin(scheduler.plan()), [OTHER, OTHER])] == [0, 2]
     assert scheduler.is_idle and [sequence.num_generated for sequence in (first, *first.forks)] == [6, 1, 6]
     ledger.check()
 

@@ -10,9 +10,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ottserve.workers.api import SamplingParams
-from ottserve.workers.engine.choice import Draw, choose, uniform
+from ottserve.workers.engine.choice import Draw, pack_draws
+from ottserve.workers.engine.choice import choose as choose_by
+from ottserve.workers.engine.pack import Pack
+from ottserve.workers.engine.uniforms import mixed, uniforms
 
 LOGITS = torch.tensor([0.0, 2.0, 1.0, -1.0, 1.5])
+
+Row = tuple[SamplingParams, float]
+
+
+def choose(logits: torch.Tensor, rows: list[Row], num_candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens, and whether each is right; a row is its parameters and its number in [0, 1)."""
+    pack = Pack()
+    draws = pack_draws(pack, [Draw.by(params) for params, _ in rows], [number for _, number in rows])
+    tokens, is_right = choose_by(logits, draws, pack.send(logits.device), num_candidates)
+    right = torch.ones(len(rows), dtype=torch.bool)
+    if is_right is not None:
+        right[draws.of_some.index] = is_right
+    return tokens, right
+
+
+def uniform(seed: int, index: int) -> float:
+    return uniforms(mixed([seed]), [index]).item()
 
 
 def chosen(logits: list[float], params: SamplingParams, draw: float) -> int:
@@ -55,7 +75,7 @@ PARAMS = st.builds(
 @settings(deadline=None)
 @given(logits=ROW, params=PARAMS, draw=st.integers(0, 999).map(lambda i: (i + 0.1234) / 1000))
 def test_follows_the_definition(logits, params, draw):
-    token, is_right = choose(torch.tensor([logits]), [Draw(params, draw)], len(logits))
+    token, is_right = choose(torch.tensor([logits]), [(params, draw)], len(logits))
     assert bool(is_right)
     assert logits[int(token)] == logits[chosen(logits, params, draw)]
     if params.temperature > 0:
@@ -65,7 +85,7 @@ def test_follows_the_definition(logits, params, draw):
 @settings(deadline=None)
 @given(logits=ROW, params=PARAMS, num_candidates=st.integers(1, 45), draw=st.sampled_from([0.0123, 0.5123, 0.9877]))
 def test_few_candidates_either_give_the_same_token_or_say_so(logits, params, num_candidates, draw):
-    row, draws = torch.tensor([logits]), [Draw(params, draw)]
+    row, draws = torch.tensor([logits]), [(params, draw)]
     few, is_right = choose(row, draws, num_candidates)
     if bool(is_right):
         assert int(few) == int(choose(row, draws, len(logits))[0])
@@ -73,10 +93,10 @@ def test_few_candidates_either_give_the_same_token_or_say_so(logits, params, num
 
 def test_candidates_that_hold_all_that_is_kept_are_enough():
     logits = torch.arange(100.0).flip(0).unsqueeze(0)
-    assert bool(choose(logits, [Draw(SamplingParams(top_p=0.99), 0.5)], 20)[1])
-    assert bool(choose(logits, [Draw(SamplingParams(top_k=19), 0.5)], 20)[1])
-    assert not bool(choose(logits, [Draw(SamplingParams(top_k=21), 0.5)], 20)[1])
-    assert not bool(choose(torch.zeros(1, 100), [Draw(SamplingParams(min_p=0.5), 0.5)], 20)[1])
+    assert bool(choose(logits, [(SamplingParams(top_p=0.99), 0.5)], 20)[1])
+    assert bool(choose(logits, [(SamplingParams(top_k=19), 0.5)], 20)[1])
+    assert not bool(choose(logits, [(SamplingParams(top_k=21), 0.5)], 20)[1])
+    assert not bool(choose(torch.zeros(1, 100), [(SamplingParams(min_p=0.5), 0.5)], 20)[1])
 
 
 @settings(deadline=None)
@@ -85,7 +105,7 @@ def test_rows_do_not_feel_their_batch_mates(rows, order):
     """The same token in any batch and any order, however the mates are cut."""
     width = max(len(row) for row, _, _ in rows)
     logits = torch.tensor([row + [-50.0] * (width - len(row)) for row, _, _ in rows])
-    draws = [Draw(params, draw) for _, params, draw in rows]
+    draws = [(params, draw) for _, params, draw in rows]
     alone = [int(choose(logits[i : i + 1], draws[i : i + 1], 8)[0]) for i in range(len(rows))]
     index = list(range(len(rows)))
     order.shuffle(index)
@@ -95,7 +115,7 @@ def test_rows_do_not_feel_their_batch_mates(rows, order):
 
 def test_shares_follow_the_probabilities():
     params = SamplingParams(temperature=0.7)
-    draws = [Draw(params, uniform(3, index)) for index in range(4000)]
+    draws = [(params, uniform(3, index)) for index in range(4000)]
     tokens, _ = choose(LOGITS.expand(4000, -1), draws, 8)
     shares = (torch.bincount(tokens, minlength=5) / 4000).tolist()
     assert shares == pytest.approx((LOGITS / 0.7).softmax(-1).tolist(), abs=0.03)
@@ -113,7 +133,7 @@ def test_shares_follow_the_probabilities():
     ],
 )
 def test_the_narrowest_settings_are_greedy(params):
-    tokens, _ = choose(LOGITS.expand(50, -1), [Draw(params, i / 50) for i in range(50)], 8)
+    tokens, _ = choose(LOGITS.expand(50, -1), [(params, i / 50) for i in range(50)], 8)
     assert set(tokens.tolist()) == {1}
 
 
@@ -122,7 +142,7 @@ def test_no_token_of_probability_zero_is_ever_chosen(params):
     logits = torch.full((1, 300), -torch.inf)
     logits[0, 7] = 0.0
     for draw in (0.0, 0.5, math.nextafter(1, 0)):
-        assert int(choose(logits, [Draw(params, draw)], 300)[0]) == 7
+        assert int(choose(logits, [(params, draw)], 300)[0]) == 7
 
 
 def test_uniform_is_uniform_and_fixed():

@@ -25,7 +25,7 @@ def test_blocks_give_what_all_rows_at_once_give(length):
 
     readout = Readout()
     read = read_prompt_logprobs(readout, head, hidden, token_ids, num_top=2)
-    told = read(readout.fetch())
+    told = read(readout.send().fetch())
     expected = (hidden @ weight.T).log_softmax(-1)
     assert max(sizes) <= ROWS_PER_BLOCK and sum(sizes) == length
     assert [each.token_id for each in told] == token_ids
@@ -37,5 +37,5 @@ def test_blocks_give_what_all_rows_at_once_give(length):
 def test_a_vocabulary_smaller_than_the_lookup_is_told_whole():
     readout = Readout()
     read = logprobs.read_logprobs(readout, torch.zeros(1, 3), torch.tensor([1]), [20])
-    [told] = read(readout.fetch())
+    [told] = read(readout.send().fetch())
     assert [token_id for token_id, _ in told.top] == [0, 1, 2]

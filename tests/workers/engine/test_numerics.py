@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ottserve.workers.core.plan import SampleKey, StepPlan
-from ottserve.workers.engine.compute import Computed
 from ottserve.workers.engine.engine import Engine
-from ottserve.workers.engine.live import LiveRequest
 from ottserve.workers.engine.loading import make_engine
 from ottserve.workers.kv.table import POLICIES
 from ottserve.workers.models.loading import load_model
@@ -30,23 +28,19 @@ class Recorder:
     def __init__(self, engine: Engine, forced: Sequence[int] = ()) -> None:
         self.logits: list[Tensor] = []
         self._forced = iter(forced)
-        runner, computer = engine._computer._runner, engine._computer
-        run, compute = type(runner).run, type(computer).compute
+        runner, scheduler = engine._runner, engine._scheduler
+        run, commit = type(runner).run, type(scheduler).commit
 
         def recording_run(step: object) -> Tensor:
             logits = run(runner, step)
             self.logits += list(logits[:1].clone())
             return logits
 
-        def forcing_compute(plan: StepPlan, live: Mapping[str, LiveRequest]) -> Computed:
-            computed = compute(computer, plan, live)
-            if not computed.tokens:
-                return computed
-            first, *others = computed.tokens
-            forced = replace(first, token_id=next(self._forced, first.token_id))
-            return replace(computed, tokens=(forced, *others))
+        def forcing_commit(sequences: Sequence[object], token_ids: Sequence[int]) -> object:
+            forced = [next(self._forced, token_id) for token_id in token_ids[:1]]
+            return commit(scheduler, sequences, [*forced, *token_ids[1:]])
 
-        runner.run, computer.compute = recording_run, forcing_compute
+        runner.run, scheduler.commit = recording_run, forcing_commit
 
 
 @pytest.fixture

@@ -8,10 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ottserve.workers.api import SamplingParams
-from ottserve.workers.engine.penalties import History, TokenCounts, penalise
+from ottserve.workers.engine.pack import Pack
+from ottserve.workers.engine.penalties import History, TokenCounts, penalise, penalties_of
 
 VOCAB = 6
 CPU = torch.device("cpu")
+
+
+def count(counts: TokenCounts, histories: list[History]) -> tuple[torch.Tensor, torch.Tensor]:
+    pack = Pack()
+    counting = counts.pack(pack, histories)
+    return counts.of(counting, pack.send(CPU))
 
 
 def penalised(logit: float, token_id: int, prompt: list[int], completion: list[int], params: SamplingParams) -> float:
@@ -43,7 +50,9 @@ def test_follows_the_rule_row_by_row(rows):
     counts = TokenCounts(len(rows), VOCAB, CPU)
     histories = [History(prompt + done, len(prompt), slot) for slot, (prompt, done, _, _) in enumerate(rows)]
     result = penalise(
-        torch.tensor([logits for _, _, logits, _ in rows]), *counts.of(histories), [params for *_, params in rows]
+        torch.tensor([logits for _, _, logits, _ in rows]),
+        *count(counts, histories),
+        torch.tensor(penalties_of([params for *_, params in rows])),
     )
     for i, (prompt, done, logits, params) in enumerate(rows):
         expected = [penalised(logits[token], token, prompt, done, params) for token in range(VOCAB)]
@@ -70,7 +79,7 @@ def test_counts_equal_a_recount_while_sequences_come_grow_move_and_go(data):
             holders[slot_id] = Holder(data.draw(TOKENS), slot_id)
         holders[slot_id].token_ids.extend(data.draw(TOKENS))
         asked = data.draw(st.sets(st.sampled_from(sorted(holders)), min_size=1))
-        in_prompt, num_times = counts.of([holders[slot].history() for slot in asked])
+        in_prompt, num_times = count(counts, [holders[slot].history() for slot in asked])
         for i, slot in enumerate(asked):
             holder = holders[slot]
             prompt, done = holder.token_ids[: holder.num_prompt], holder.token_ids[holder.num_prompt :]
@@ -81,6 +90,6 @@ def test_counts_equal_a_recount_while_sequences_come_grow_move_and_go(data):
 def test_samples_that_share_a_prompt_count_it_once():
     counts = TokenCounts(2, VOCAB, CPU)
     token_ids = [1, 1, 2]
-    in_prompt, num_times = counts.of([History(token_ids, 3, 1), History(token_ids, 3, 1)])
+    in_prompt, num_times = count(counts, [History(token_ids, 3, 1), History(token_ids, 3, 1)])
     assert in_prompt.tolist() == [[False, True, True, False, False, False]] * 2
     assert num_times.sum() == 0

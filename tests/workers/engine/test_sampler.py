@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ottserve.workers.api import SamplingParams, StopParams, TokenLogprob
+from ottserve.workers.engine.pack import Pack
 from ottserve.workers.engine.penalties import History, TokenCounts
 from ottserve.workers.engine.readout import Readout
-from ottserve.workers.engine.sampler import SampledRow, SampledToken, Sampler
+from ottserve.workers.engine.sampler import SampledRow, SampledToken, Sampler, Sampling
 
 VOCAB = 40
 EOS = 0
@@ -24,15 +25,21 @@ def sampler(num_slots: int = 8, vocab_size: int = VOCAB) -> Sampler:
 
 
 def row(
-    params: SamplingParams = GREEDY, stops: StopParams | None = None, history: History | None = None, **more: object
+    params: SamplingParams = GREEDY,
+    stops: StopParams | None = None,
+    history: History | None = None,
+    num_logprobs: int | None = None,
+    permitted: torch.Tensor | None = None,
 ) -> SampledRow:
-    return SampledRow(params, stops or StopParams(10), history or History([3], 1, 0), params.seed, **more)
+    sampling = Sampling.by(params, stops or StopParams(10), params.seed, num_logprobs)
+    return SampledRow(sampling, history or History([3], 1, 0), permitted)
 
 
 def run(logits: torch.Tensor, *rows: SampledRow, num_candidates: int = 8) -> list[SampledToken]:
-    readout = Readout()
-    read = sampler().sample(logits, rows, readout, num_candidates)
-    return read(readout.fetch())
+    pack, readout, own = Pack(), Readout(), sampler()
+    choice = own.prepare(pack, rows)
+    sampled = own.sample(logits, choice, pack.send(logits.device), readout, num_candidates)
+    return sampled.read(readout.send().fetch())
 
 
 def falling(*likeliest: int) -> torch.Tensor:

@@ -98,7 +98,7 @@ def test_a_step_is_counted_once_it_has_reached_the_host(artefact: Artefact, logi
     readout = Readout()
     count = correction.correct(logits, histories, [32] * 5 + [0] * (NUM_ROWS - 5), readout)
     assert correction.counts.num_risky_rows == 0
-    count(readout.fetch())
+    count(readout.send().fetch())
     assert (correction.counts.num_risky_rows, correction.counts.num_safe_rows) == (5, NUM_ROWS - 5)
     assert correction.counts.duration_s > 0
 
@@ -106,6 +106,6 @@ def test_a_step_is_counted_once_it_has_reached_the_host(artefact: Artefact, logi
 def test_nothing_is_computed_while_nothing_is_sealed(artefact: Artefact, logits: Tensor) -> None:
     correction = Correction(artefact, 0.0, NUM_ROWS, torch.device("cpu"))
     before, readout = logits.clone(), Readout()
-    correction.correct(logits, [History([1], 1, 1)] * NUM_ROWS, [0] * NUM_ROWS, readout)(readout.fetch())
+    correction.correct(logits, [History([1], 1, 1)] * NUM_ROWS, [0] * NUM_ROWS, readout)(readout.send().fetch())
     assert torch.equal(before, logits)
     assert correction.counts.num_safe_rows == NUM_ROWS

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ottserve.workers.api import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """One new token of one sequence.
 
     Attributes:
@@ -21,4 +20,4 @@ class TokenEvent:
     request_id: str
     token_id: int
     finish: FinishReason | None = None
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # hides tuple's own, which nobody asks for

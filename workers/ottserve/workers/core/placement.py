@@ -64,7 +64,7 @@ class Placement:
         num_new = num_pages - hit.num_pages
         if not self._ledger.can_lease(0, sequence.num_samples):
             return WaitReason.SLOTS
-        if not self._has_room(hit.page_ids, num_new + reserve):
+        if not self.has_room(num_new + reserve, hit.page_ids):
             return WaitReason.PAGES
         self._ledger.lease(sequence.key, 0, sequence.num_samples, shared=hit.page_ids)
         self._prefix.make_room(num_new)
@@ -72,13 +72,22 @@ class Placement:
         self._fill(sequence, hit)
         return None
 
+    def num_missing(self, sequence: Sequence) -> int:
+        """Pages that a running sequence lacks for its next token."""
+        lease = self._ledger.lease_of(sequence.key)
+        return max(0, sequence.pages_at(len(sequence.token_ids), self._spec) - len(lease.page_ids))
+
+    def has_room(self, num_pages: int, shared: tuple[int, ...] = ()) -> bool:
+        """Whether so many pages are free, or could be freed, beside the shared ones."""
+        pages = self._ledger.pages
+        return num_pages <= pages.free + pages.cached - sum(self._ledger.is_cached(page_id) for page_id in shared)
+
     def grow(self, sequence: Sequence) -> bool:
         """Give a running sequence the pages for its next token; whether there was room."""
-        lease = self._ledger.lease_of(sequence.key)
-        missing = sequence.pages_at(len(sequence.token_ids), self._spec) - len(lease.page_ids)
-        if missing <= 0:
+        missing = self.num_missing(sequence)
+        if not missing:
             return True
-        if not self._has_room((), missing):
+        if not self.has_room(missing):
             return False
         self._prefix.make_room(missing)
         sequence.lease = self._ledger.extend(sequence.key, missing)
@@ -153,11 +162,6 @@ class Placement:
     def _pages_ahead(self, sequence: Sequence) -> int:
         still = sequence.pages_at_end(self._spec) - sequence.pages_at(len(sequence.token_ids), self._spec)
         return sequence.num_samples * min(PAGES_AHEAD, still)
-
-    def _has_room(self, shared: tuple[int, ...], num_pages: int) -> bool:
-        """Whether so many pages are free, or could be freed, beside the shared ones."""
-        pages = self._ledger.pages
-        return num_pages <= pages.free + pages.cached - sum(self._ledger.is_cached(page_id) for page_id in shared)
 
     def _fill(self, sequence: Sequence, hit: Hit) -> None:
         """Put into a new lease what the sequence begins with, or had."""

@@ -1,26 +1,31 @@
-"""What one step computes. Made by the scheduler, read by the engine; holds numbers and ids, no tensors."""
+"""What one step computes. Made by the scheduler, read by the engine; holds numbers and ids, no tensors.
+
+These are named tuples where a step makes one for each of its rows: they cost a third of a frozen dataclass, and the
+engine turns all rows into columns at once.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class SampleKey:
+class SampleKey(NamedTuple):
     """Names one of the n sequences of a request."""
 
     request_id: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple's own, which nobody asks for
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceStep:
+class SequenceStep(NamedTuple):
     """The part of one sequence in a step.
 
     Attributes:
         request_id: whose it is.
         slot_id: its slot; 0 is the dummy that padding writes to and nothing reads.
-        token_ids: the tokens to compute, in order.
+        token_ids: the tokens to compute, in order. A number below 0 is a token that the step before this one chooses
+            and that only the device knows yet: −1 − i is what the i-th of that step's `sampling` got.
         start: position of the first of them; as many tokens are stored already.
         page_ids: every page of the sequence once this step has sealed, oldest first.
         num_sealed: pages that hold history before the step; `page_ids[num_sealed:]` are filled in it.
@@ -36,23 +41,23 @@ class SequenceStep:
     page_ids: tuple[int, ...]
     num_sealed: int
     samples: bool
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # hides tuple's own, which nobody asks for
     num_samples: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepPlan:
     """One step: decode rows (one token each, computed together) and prompt chunks (one or more tokens each)."""
 
     decodes: tuple[SequenceStep, ...]
     chunks: tuple[SequenceStep, ...]
 
-    @property
+    @cached_property
     def parts(self) -> tuple[SequenceStep, ...]:
         """Decode rows, then chunks."""
         return self.decodes + self.chunks
 
-    @property
+    @cached_property
     def sampling(self) -> tuple[SampleKey, ...]:
         """The sequences that get a new token, in the order of `parts`."""
         parts = (part for part in self.parts if part.samples)

@@ -5,8 +5,11 @@ A step of the engine reads
     expired = scheduler.expire()
     plan = scheduler.plan()
     … carry out scheduler.take_moves() …
-    … run, sample …
-    events = scheduler.commit(plan, token_ids)
+    … run …
+    sequences = scheduler.begin(plan)
+    … carry out scheduler.take_moves() …
+    … sample …
+    events = scheduler.commit(sequences, token_ids)
     … carry out scheduler.take_moves() …
 
 The same calls at the same times give the same plans.
@@ -167,6 +170,7 @@ class Scheduler:
         sequence = self._waiting.take(key) or self._running.pop(key, None)
         if sequence is None:
             return None
+        sequence.forget_expected()
         sequence.ending = ending
         sequence.ended_at = self._now()
         self._placement.remove(sequence)
@@ -202,24 +206,45 @@ class Scheduler:
         """What must happen to stored keys and values before the next forward pass, each told once."""
         return self._placement.take_moves()
 
-    def commit(self, plan: StepPlan, token_ids: SequenceOf[int]) -> tuple[TokenEvent, ...]:
-        """Advance the sequences of a step that has run; the only place where that happens.
+    def begin(self, plan: StepPlan) -> tuple[Sequence | None, ...]:
+        """Take note of what a step stores that has been given to the device, and that its tokens are to come.
 
-        A sequence that was ended between `plan` and `commit` is left alone, and its tokens are dropped.
+        A sequence that was ended since `plan` is left alone.
 
         Args:
             plan: what `plan` returned last.
-            token_ids: a sampled token for each of `plan.sampling`.
 
         Returns:
-            An event for each of these tokens. Sequences whose event has a finish hold nothing any more.
+            Who gets a token, for each of `plan.sampling`; None where it has ended.
         """
         self._plan = None
-        sampled = dict(zip(plan.sampling, token_ids, strict=True))
         for part in plan.parts:
             self._store(part)
-        events = (self._advance(key, token_id) for key, token_id in sampled.items())
-        return tuple(event for event in events if event is not None)
+        sequences = tuple(map(self._running.get, plan.sampling))
+        for place, sequence in enumerate(sequences):
+            if sequence is not None:
+                sequence.expect(place)
+        return sequences
+
+    def commit(
+        self, sequences: SequenceOf[Sequence | None], token_ids: SequenceOf[int]
+    ) -> tuple[TokenEvent | None, ...]:
+        """Advance the sequences of a step by the tokens that it has chosen; the only place where that happens.
+
+        A sequence that was ended since `begin` is left alone, and its token is dropped.
+
+        Args:
+            sequences: what `begin` returned for the step; steps are committed in the order in which they began.
+            token_ids: a sampled token for each of them.
+
+        Returns:
+            An event for each token that was taken, None for each that was dropped. Sequences whose event has a finish
+            hold nothing any more.
+        """
+        self._plan = None
+        now = self._now()
+        taken = zip(sequences, token_ids, strict=True)
+        return tuple(self._advance(sequence, token_id, now) for sequence, token_id in taken)
 
     def flush_cache(self) -> int:
         """Drop the cached pages that no live request uses; how many there were."""
@@ -232,7 +257,7 @@ class Scheduler:
         self._prefix.check()
 
     def _store(self, part: SequenceStep) -> None:
-        """Take note of what a part has stored. A prompt that is complete is published, and forked into its samples."""
+        """Take note of what a part stores. A prompt that is complete is published, and forked into its samples."""
         sequence = self._running.get(SampleKey(part.request_id, part.index))
         if sequence is None:
             return
@@ -243,18 +268,17 @@ class Scheduler:
                 self._running[fork.key] = fork
                 self._samples[part.request_id].add(fork.key)
 
-    def _advance(self, key: SampleKey, token_id: int) -> TokenEvent | None:
-        sequence = self._running.get(key)
-        if sequence is None:
+    def _advance(self, sequence: Sequence | None, token_id: int, now: float) -> TokenEvent | None:
+        if sequence is None or sequence.ending is not None:
             return None
-        finish = sequence.advance(token_id, self._eos_token_ids, self._now())
+        finish = sequence.advance(token_id, self._eos_token_ids, now)
         if finish is not None:
-            self.end_sample(key, finish)
-        return TokenEvent(key.request_id, token_id, finish, key.index)
+            self.end_sample(sequence.key, finish)
+        return TokenEvent(sequence.request_id, token_id, finish, sequence.index)
 
     def _make_plan(self) -> StepPlan:
         self._grow_decoding()
-        decodes = [s.next_step(1, self._spec) for s in self._running.values() if s.is_decoding]
+        decodes = [sequence.next_step(1, self._spec) for sequence in self._decoding()]
         chunks: list[SequenceStep] = []
         budget = self._limits.prompt_budget(len(decodes))
         self._first_waits_for = WaitReason.QUEUE
@@ -269,6 +293,10 @@ class Scheduler:
             kind.append(sequence.next_step(num_tokens, self._spec))
             budget -= num_tokens
         return StepPlan(tuple(decodes), tuple(chunks))
+
+    def _decoding(self) -> list[Sequence]:
+        """Running sequences of which a step computes one token."""
+        return [sequence for sequence in self._running.values() if sequence.is_decoding and not sequence.is_complete]
 
     def _prompts_and_waiting(self) -> list[Sequence]:
         """Running sequences whose prompt is not computed, in order of admission, then those that wait, by rank."""
@@ -299,8 +327,8 @@ class Scheduler:
 
     def _grow_decoding(self) -> None:
         """See that each decoding sequence has a page to seal into, the highest in rank first."""
-        decoding = [sequence for sequence in self._running.values() if sequence.is_decoding]
-        for sequence in sorted(decoding, key=lambda sequence: sequence.rank):
+        short = [sequence for sequence in self._decoding() if self._placement.num_missing(sequence)]
+        for sequence in sorted(short, key=lambda sequence: sequence.rank):
             while sequence.lease is not None and not self._placement.grow(sequence):
                 self.preempt(max(self._running.values(), key=lambda sequence: sequence.rank))
 

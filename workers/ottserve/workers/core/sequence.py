@@ -27,7 +27,9 @@ class Sequence:
         task: the request as validated.
         arrival: the how-manieth request it is.
         index: which of the n samples.
+        key: its name among all sequences.
         token_ids: prompt and completion so far; the newest token is not stored before the step that computes it.
+        num_unknown: how many of them, the last ones, only the device knows yet (`SequenceStep.token_ids`).
         num_stored: leading tokens whose keys and values are in the cache.
         num_reused_pages: pages that it took from the prefix cache. Its tail began empty behind them.
         num_cached_tokens: prompt tokens in these pages, for the caller to know.
@@ -42,7 +44,9 @@ class Sequence:
     task: GenerationTask
     arrival: int = 0
     index: int = 0
+    key: SampleKey = field(init=False)
     token_ids: list[int] = field(init=False)
+    num_unknown: int = field(init=False, default=0)
     num_stored: int = 0
     num_reused_pages: int = 0
     num_cached_tokens: int = 0
@@ -56,17 +60,13 @@ class Sequence:
     ended_at: float | None = None
 
     def __post_init__(self) -> None:
+        self.key = SampleKey(self.task.request_id, self.index)
         self.token_ids = list(self.task.prompt_ids)
 
     @property
     def request_id(self) -> str:
         """The task's id."""
         return self.task.request_id
-
-    @property
-    def key(self) -> SampleKey:
-        """Its name among all sequences."""
-        return SampleKey(self.task.request_id, self.index)
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -80,13 +80,18 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
-        """Tokens of the completion so far, an EOS included."""
-        return len(self.token_ids) - self.num_prompt
+        """Tokens of the completion that are known, an EOS included."""
+        return len(self.token_ids) - self.num_unknown - len(self.task.prompt_ids)
 
     @property
     def is_decoding(self) -> bool:
         """Whether the prompt is computed, so that a step takes one token of it."""
-        return self.num_generated > 0
+        return len(self.token_ids) > len(self.task.prompt_ids)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last token that it may have is chosen, so that no step needs to compute it."""
+        return len(self.token_ids) - len(self.task.prompt_ids) >= self.task.stops.max_new_tokens
 
     @property
     def num_pending(self) -> int:
@@ -120,37 +125,50 @@ class Sequence:
 
     def next_step(self, num_tokens: int, spec: KVSpec) -> SequenceStep:
         """The part that computes the next `num_tokens` pending tokens. Only for a sequence that holds a lease."""
-        if self.lease is None:
+        lease, start = self.lease, self.num_stored
+        if lease is None:
             raise RuntimeError(f"request {self.request_id!r} is not running")
-        end = self.num_stored + num_tokens
+        end = start + num_tokens
         return SequenceStep(
-            request_id=self.request_id,
-            slot_id=self.lease.slot_id,
-            token_ids=tuple(self.token_ids[self.num_stored : end]),
-            start=self.num_stored,
-            page_ids=self.lease.page_ids[: self.pages_at(end, spec)],
-            num_sealed=self.pages_at(self.num_stored, spec),
-            samples=end == len(self.token_ids),
-            index=self.index,
-            num_samples=self.num_samples,
+            self.key.request_id,
+            lease.slot_id,
+            tuple(self.token_ids[start:end]),
+            start,
+            lease.page_ids[: self.pages_at(end, spec)],
+            self.pages_at(start, spec),
+            end == len(self.token_ids),
+            self.index,
+            self.num_samples,
         )
 
+    def expect(self, place: int) -> None:
+        """Take note that a step that has begun chooses the next token, as the `place`-th of those that it chooses."""
+        self.token_ids.append(-1 - place)
+        self.num_unknown += 1
+
+    def forget_expected(self) -> None:
+        """Drop the tokens that are not known yet, and what was stored of them: it has ended without them."""
+        del self.token_ids[len(self.token_ids) - self.num_unknown :]
+        self.num_unknown = 0
+        self.num_stored = min(self.num_stored, len(self.token_ids))
+
     def advance(self, token_id: int, eos_token_ids: Collection[int], now: float) -> FinishReason | None:
-        """Take the sampled token; say why the sequence ends with it, None if it goes on.
+        """Take the first token that was expected; say why the sequence ends with it, None if it goes on.
 
         As the last permitted token EOS is EOS, and a stop token is a stop token. None of the first `min_new_tokens`
         ends it so. Stop strings are found later, in the text (`workers.text.output`).
         """
         if self.first_token_at is None:
             self.first_token_at = now
-        self.token_ids.append(token_id)
-        stops = self.task.stops
-        if self.num_generated > stops.min_new_tokens:
+        self.token_ids[-self.num_unknown] = token_id
+        self.num_unknown -= 1
+        stops, num_generated = self.task.stops, self.num_generated
+        if num_generated > stops.min_new_tokens:
             if token_id in eos_token_ids and not stops.ignore_eos:
                 return FinishReason.EOS
             if token_id in stops.stop_token_ids:
                 return FinishReason.STOP_TOKEN
-        return FinishReason.LENGTH if self.num_generated >= stops.max_new_tokens else None
+        return FinishReason.LENGTH if num_generated >= stops.max_new_tokens else None
 
     def usage(self) -> Usage:
         """Token counts so far."""

@@ -12,19 +12,21 @@ from ottserve.workers.api import Internal, OttserveError
 from ottserve.workers.core.moves import Move
 from ottserve.workers.core.plan import StepPlan
 from ottserve.workers.engine.dgap.correction import Correction
-from ottserve.workers.engine.inputs import build_step
+from ottserve.workers.engine.inputs import StepInputs
 from ottserve.workers.engine.live import LiveRequest
-from ottserve.workers.engine.logprobs import Fetched
-from ottserve.workers.engine.penalties import History
+from ottserve.workers.engine.pack import Pack, Sent
+from ottserve.workers.engine.page_table import PageTable
 from ottserve.workers.engine.prompts import Piece, read_prompts
-from ottserve.workers.engine.readout import Readout
+from ottserve.workers.engine.readout import Fetched, OnTheWay, Readout
 from ottserve.workers.engine.runner import Runner
-from ottserve.workers.engine.sampler import SampledRow, SampledToken, Sampler
+from ottserve.workers.engine.sampler import Sampled, SampledRow, SampledToken, Sampler
 from ottserve.workers.kv.store import KVStore
 
 FAULT = "the step that computed this request failed"
 NO_MEMORY = "the replica ran out of memory in the step that computed this request"
 CPU_ALLOCATOR = "can't allocate memory"  # PyTorch raises a plain RuntimeError with these words on a CPU
+
+ReadPieces = Callable[[Fetched], dict[str, Piece]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,52 +34,80 @@ class Computed:
     """What a step brought forth.
 
     Attributes:
-        tokens: for each of `plan.sampling`; of a request in `errors` they mean nothing.
-        errors: by request id, why no token could be chosen: logits that are no numbers, a form that can't be followed.
+        tokens: for each of `plan.sampling`; where there is an error they mean nothing.
+        errors: for each of them, why no token could be chosen: logits that are no numbers, a form that can't be
+            followed. None where one was.
         pieces: by request id, of prompts whose logprobs are asked for.
     """
 
     tokens: tuple[SampledToken, ...]
-    errors: dict[str, OttserveError]
+    errors: tuple[OttserveError | None, ...]
     pieces: dict[str, Piece]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was given to the device."""
+
+    forms: list[Tensor | OttserveError | None]
+    sampled: Sampled
+    is_finite: int
+    count_corrected: Callable[[Fetched], None]
+    read_pieces: ReadPieces
+    on_the_way: OnTheWay
+
+    def land(self) -> Computed:
+        """Wait for the device, and read what it found."""
+        fetched = self.on_the_way.fetch()
+        self.count_corrected(fetched)
+        errors = [
+            form if isinstance(form, OttserveError) else None if is_number else Internal(FAULT, "non_finite_logits")
+            for form, is_number in zip(self.forms, fetched[self.is_finite].tolist(), strict=True)
+        ]
+        return Computed(tuple(self.sampled.read(fetched)), tuple(errors), self.read_pieces(fetched))
 
 
 class Computer:
     """The device's side of an engine."""
 
-    def __init__(self, store: KVStore, runner: Runner, sampler: Sampler, correction: Correction | None) -> None:
+    def __init__(
+        self, store: KVStore, runner: Runner, sampler: Sampler, correction: Correction | None, max_pages: int
+    ) -> None:
+        """`max_pages`: of one sequence."""
         self._store = store
         self._runner = runner
         self._sampler = sampler
         self._correction = correction
+        self._table = PageTable(store.num_slots, max_pages, store.device)
 
     def move(self, moves: Iterable[Move]) -> None:
         """Do to stored keys and values what the scheduler decided outside of a step."""
         self._runner.move(moves)
 
-    def compute(self, plan: StepPlan, live: Mapping[str, LiveRequest]) -> Computed:
-        """Compute a plan that is not empty, and store its keys and values.
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan, live: Mapping[str, LiveRequest]) -> Flight:
+        """Give a plan that is not empty to the device, which computes it and stores its keys and values.
+
+        All that the device is to know goes there in one copy, and all that the host is to hear comes back in one;
+        between the two nobody waits.
 
         Args:
             live: the requests of the plan, by id.
         """
-        readout = Readout()
-        logits, read_pieces = self._run(plan, live, readout)
-        is_finite = readout.add(logits.amax(-1).isfinite())
         forms = [_permitted(live[key.request_id], key.index) for key in plan.sampling]
-        rows = [_row(live[key.request_id], key.index, form) for key, form in zip(plan.sampling, forms, strict=True)]
+        rows = [
+            live[key.request_id].row(key.index, form if isinstance(form, Tensor) else None)
+            for key, form in zip(plan.sampling, forms, strict=True)
+        ]
+        pack, readout = Pack(), Readout()
+        choice = self._sampler.prepare(pack, rows)
+        run = self._prepare(pack, plan, live)
+        sent = pack.send(self._store.device)
+        logits, read_pieces = run(sent, readout)
+        is_finite = readout.add(logits.amax(-1).isfinite())
         count_corrected = self._correct(plan, logits, rows, readout)
-        read = self._sampler.sample(logits, rows, readout)
-        fetched = readout.fetch()
-        count_corrected(fetched)
-        tokens = read(fetched)
-        errors: dict[str, OttserveError] = {}
-        for key, form, is_number in zip(plan.sampling, forms, fetched[is_finite].tolist(), strict=True):
-            if isinstance(form, OttserveError):
-                errors[key.request_id] = form
-            elif not is_number:
-                errors[key.request_id] = Internal(FAULT, "non_finite_logits")
-        return Computed(tuple(tokens), errors, read_pieces(fetched))
+        sampled = self._sampler.sample(logits, choice, sent, readout)
+        return Flight(forms, sampled, is_finite, count_corrected, read_pieces, readout.send())
 
     def _correct(
         self, plan: StepPlan, logits: Tensor, rows: Sequence[SampledRow], readout: Readout
@@ -89,17 +119,31 @@ class Computer:
         num_sealed = [part.num_sealed * self._store.spec.group for part in parts]
         return self._correction.correct(logits, [row.history for row in rows], num_sealed, readout)
 
-    def _run(
-        self, plan: StepPlan, live: Mapping[str, LiveRequest], readout: Readout
-    ) -> tuple[Tensor, Callable[[Fetched], dict[str, Piece]]]:
-        """Logits of the rows that sample, and how to read what is told of prompts."""
-        step = build_step(plan, self._store.spec, self._store.device)
+    def _prepare(
+        self, pack: Pack, plan: StepPlan, live: Mapping[str, LiveRequest]
+    ) -> Callable[[Sent, Readout], tuple[Tensor, ReadPieces]]:
+        """Put the inputs of the model into `pack`; gives what runs it then, and tells how to read what it says of
+        prompts."""
+        runner, table = self._runner, self._table
+        news = table.pack(pack, plan.decodes)
+        inputs = StepInputs(pack, plan, self._store.spec)
         tasks = [live[part.request_id].task for part in plan.chunks]
         asked = {task.request_id: task for task in tasks if task.prompt_logprobs is not None}
-        if not asked:
-            return self._runner.run(step), lambda fetched: {}
-        logits, hidden = self._runner.run_keeping_hidden(step)
-        return logits, read_prompts(readout, self._runner.head, hidden, plan, asked)
+
+        def run(sent: Sent, readout: Readout) -> tuple[Tensor, ReadPieces]:
+            if news is not None:
+                table.update(news, sent)
+            step = inputs.tensors(sent, table)
+            if not asked:
+                return runner.run(step), _no_pieces
+            logits, hidden = runner.run_keeping_hidden(step)
+            return logits, read_prompts(readout, runner.head, hidden, plan, asked)
+
+        return run
+
+
+def _no_pieces(fetched: Fetched) -> dict[str, Piece]:
+    return {}
 
 
 def fault_of(error: Exception) -> Internal:
@@ -115,17 +159,3 @@ def _permitted(live: LiveRequest, index: int) -> Tensor | OttserveError | None:
         return live.permitted(index)
     except OttserveError as error:
         return error
-
-
-def _row(live: LiveRequest, index: int, form: Tensor | OttserveError | None) -> SampledRow:
-    """At the end of a prompt the rows of all samples are of one sequence; they differ in their seeds."""
-    sequence, task = live.sequence(index), live.task
-    slot_id = 0 if sequence.lease is None else sequence.lease.slot_id
-    return SampledRow(
-        params=task.sampling,
-        stops=task.stops,
-        history=History(sequence.token_ids, sequence.num_prompt, slot_id),
-        seed=sequence.seed_of(index),
-        num_logprobs=task.logprobs,
-        permitted=form if isinstance(form, Tensor) else None,
-    )

@@ -18,8 +18,9 @@ from ottserve.workers.api import (
 )
 from ottserve.workers.core.counters import EngineCounters
 from ottserve.workers.core.ledger import Ledger
-from ottserve.workers.core.plan import SampleKey, StepPlan
+from ottserve.workers.core.plan import StepPlan
 from ottserve.workers.core.scheduler import Scheduler
+from ottserve.workers.core.sequence import Sequence
 from ottserve.workers.engine.compute import Computed, Computer, fault_of
 from ottserve.workers.engine.dgap.correction import Correction, CorrectionCounts
 from ottserve.workers.engine.forms import FormQueue
@@ -36,6 +37,8 @@ from ottserve.workers.text.detokenizer import Vocabulary
 log = structlog.get_logger(__name__)
 
 CHECK_INTERVAL_S = 10.0
+
+Sequences = tuple[Sequence | None, ...]
 
 
 class Engine:
@@ -62,9 +65,10 @@ class Engine:
         self._ledger = ledger
         self._store = store
         self._runner = runner
+        max_pages = max(1, min(model_info.context_length // store.spec.group, store.num_pages - 1))
         vocab_size, eos_token_ids = model_info.vocab_size, model_info.eos_token_ids
         counts = TokenCounts(store.num_slots, vocab_size, store.device)
-        self._computer = Computer(store, runner, Sampler(counts, eos_token_ids), correction)
+        self._computer = Computer(store, runner, Sampler(counts, eos_token_ids), correction, max_pages)
         self._corrected = CorrectionCounts() if correction is None else correction.counts
         forms = FormQueue(FormCompiler(tokenizer_files.tokenizer_json, vocab_size, eos_token_ids))
         self._requests = Requests(scheduler, forms, vocabulary, now)
@@ -138,28 +142,31 @@ class Engine:
     def _run(self, plan: StepPlan) -> list[Event]:
         try:
             self._computer.move(self._scheduler.take_moves())
-            computed = self._computer.compute(plan, self._requests.live)
+            flight = self._computer.launch(plan, self._requests.live)
+            sequences = self._scheduler.begin(plan)
+            self._computer.move(self._scheduler.take_moves())
+            computed = flight.land()
         except Exception as error:
             log.exception("step_failed", num_sequences=len(plan.parts), num_tokens=plan.num_tokens)
             failed = dict.fromkeys(part.request_id for part in plan.parts)
             return [self._requests.fail(request_id, fault_of(error)) for request_id in failed]
-        events = self._commit(plan, computed)
+        events = self._commit(plan, sequences, computed)
         self._computer.move(self._scheduler.take_moves())
         return events
 
-    def _commit(self, plan: StepPlan, computed: Computed) -> list[Event]:
+    def _commit(self, plan: StepPlan, sequences: Sequences, computed: Computed) -> list[Event]:
         """Put plan and tokens together, and tell what came of it."""
         requests, live = self._requests, self._requests.live
-        events = [requests.fail(request_id, error) for request_id, error in computed.errors.items()]
+        failed = {key.request_id: error for key, error in zip(plan.sampling, computed.errors, strict=True) if error}
+        events = [requests.fail(request_id, error) for request_id, error in failed.items()]
         told = {name: piece for name, piece in computed.pieces.items() if name in live}
         events += [(name, TextChunk(name, "", (), prompt_logprobs=piece)) for name, piece in told.items()]
-        committed = self._scheduler.commit(plan, [token.token_id for token in computed.tokens])
+        committed = self._scheduler.commit(sequences, [token.token_id for token in computed.tokens])
         self._last_step_at = self._now()
-        self._tally.record(plan, len(committed), self._last_step_at)
-        logprobs = {key: token.logprob for key, token in zip(plan.sampling, computed.tokens, strict=True)}
-        for event in committed:
-            if event.request_id in live:
-                events.append(requests.advance(event, logprobs[SampleKey(event.request_id, event.index)]))
+        self._tally.record(plan, len(committed) - committed.count(None), self._last_step_at)
+        for event, token in zip(committed, computed.tokens, strict=True):
+            if event is not None and event.request_id in live:
+                events.append(requests.advance(event, token.logprob))
         return events
 
     def _check_when_idle(self) -> None:

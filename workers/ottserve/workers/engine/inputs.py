@@ -2,125 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.core.plan import SequenceStep, StepPlan
+from ottserve.workers.engine.pack import Pack, Sent
+from ottserve.workers.engine.page_table import PageTable
 from ottserve.workers.kv.step import AppendRound, Chunks, DecodeRows, SealBatch, StepTensors
 
-Vectors = tuple[Tensor, ...]
 
+class StepInputs:
+    """What a step needs: put into a pack first, and its tensors made of what was sent."""
 
-class _Packed:
-    """Integers of a step, gathered on the host and copied to the device at once."""
+    def __init__(self, pack: Pack, plan: StepPlan, spec: KVSpec) -> None:
+        """Put the numbers of a plan that is not empty into `pack`."""
+        self._num_decodes = len(plan.decodes)
+        self._tokens = pack.indices(list(chain.from_iterable(part.token_ids for part in plan.parts)))
+        self._positions = pack.indices(_positions(plan))
+        fresh = [part.slot_id for part in plan.chunks if part.start == 0]
+        self._fresh_slots = pack.indices(fresh) if fresh else None
+        self._sampled = pack.indices(_sampled_rows(plan))
+        self._decodes = _decode_rows(pack, plan.decodes) if plan.decodes else None
+        self._chunks = _chunks(pack, plan.chunks, spec) if plan.chunks else None
+        full = [(part, part.num_sealed) for part in plan.decodes if len(part.page_ids) > part.num_sealed]
+        self._decode_seal = _seal_batch(pack, full, spec) if full else None
 
-    def __init__(self) -> None:
-        self._values: list[int] = []
-        self._sizes: list[int] = []
-
-    def add(self, values: Iterable[int]) -> int:
-        """Append a vector; returns its index among the tensors of `copy_to`."""
-        before = len(self._values)
-        self._values.extend(values)
-        self._sizes.append(len(self._values) - before)
-        return len(self._sizes) - 1
-
-    def copy_to(self, device: torch.device) -> Vectors:
-        """All vectors, int32, as views of one buffer on the device."""
-        buffer = torch.tensor(self._values, dtype=torch.int32).to(device, non_blocking=True)
-        return tuple(torch.split(buffer, self._sizes))
+    def tensors(self, sent: Sent, table: PageTable) -> StepTensors:
+        """The step's tensors, of what came of the pack; `table` knows the pages of the decode rows."""
+        return StepTensors(
+            token_ids=sent[self._tokens].unsqueeze(0),
+            position_ids=sent[self._positions].unsqueeze(0),
+            num_decodes=self._num_decodes,
+            fresh_slots=None if self._fresh_slots is None else sent[self._fresh_slots],
+            sampled_rows=sent[self._sampled],
+            decodes=self._decodes and self._decodes(sent, table),
+            chunks=self._chunks and self._chunks(sent),
+            decode_seal=self._decode_seal and self._decode_seal(sent),
+        )
 
 
 def build_step(plan: StepPlan, spec: KVSpec, device: torch.device) -> StepTensors:
-    """The tensors of a plan that is not empty.
+    """The tensors of a plan that is not empty, for whoever has no engine, and so no table that lasts."""
+    pack = Pack()
+    most_pages = max(len(part.page_ids) for part in plan.parts)
+    table = PageTable(1 + max(part.slot_id for part in plan.parts), max(1, most_pages), device)
+    news, inputs = table.pack(pack, plan.decodes), StepInputs(pack, plan, spec)
+    sent = pack.send(device)
+    if news is not None:
+        table.update(news, sent)
+    return inputs.tensors(sent, table)
 
-    Args:
-        plan: what to compute.
-        spec: tells where tails fill up.
-        device: where the cache lives.
-    """
-    packed = _Packed()
-    tokens = packed.add(chain.from_iterable(part.token_ids for part in plan.parts))
-    positions = packed.add(chain.from_iterable(_positions(part) for part in plan.parts))
-    fresh = [part.slot_id for part in plan.parts if part.start == 0]
-    fresh_slots = packed.add(fresh)
-    sampled = packed.add(_sampled_rows(plan))
-    decodes = _decode_rows(packed, plan.decodes) if plan.decodes else None
-    chunks = _chunks(packed, plan.chunks, spec) if plan.chunks else None
-    full = [part for part in plan.decodes if len(part.page_ids) > part.num_sealed]
-    decode_seal = _seal_batch(packed, [(part, part.num_sealed) for part in full], spec) if full else None
 
-    vectors = packed.copy_to(device)
-    return StepTensors(
-        token_ids=vectors[tokens].long().unsqueeze(0),
-        position_ids=vectors[positions].long().unsqueeze(0),
-        num_decodes=len(plan.decodes),
-        fresh_slots=vectors[fresh_slots].long() if fresh else None,
-        sampled_rows=vectors[sampled].long(),
-        decodes=decodes and decodes(vectors),
-        chunks=chunks and chunks(vectors),
-        decode_seal=decode_seal and decode_seal(vectors),
+def _positions(plan: StepPlan) -> NDArray[np.int64]:
+    decodes = np.array([part.start for part in plan.decodes], np.int64)
+    chunks = [np.arange(part.start, part.start + len(part.token_ids)) for part in plan.chunks]
+    return np.concatenate([decodes, *chunks])
+
+
+def _sampled_rows(plan: StepPlan) -> NDArray[np.int64]:
+    """Every decode row, and the last one of chunks that end their prompt."""
+    num_decodes = len(plan.decodes)
+    ends = accumulate((len(part.token_ids) for part in plan.chunks), initial=num_decodes - 1)
+    of_chunks = zip(plan.chunks, list(ends)[1:], strict=True)
+    last = [row for part, row in of_chunks if part.samples for _ in range(part.num_samples)]
+    return np.array([*range(num_decodes), *last], np.int64)
+
+
+def _decode_rows(pack: Pack, parts: Sequence[SequenceStep]) -> Callable[[Sent, PageTable], DecodeRows]:
+    _, slots, _, starts, _, num_sealed, *_ = zip(*parts, strict=True)
+    slot_ids, positions, num_pages = pack.ints(slots), pack.ints(starts), pack.ints(num_sealed)
+    lengths = pack.ints(np.array(starts) + 1)
+    width = max(num_sealed)
+    return lambda sent, table: DecodeRows(
+        slot_ids=sent[slot_ids],
+        positions=sent[positions],
+        page_table=table.rows(sent[slot_ids], width),
+        num_pages=sent[num_pages],
+        lengths=sent[lengths],
     )
 
 
-def _positions(part: SequenceStep) -> range:
-    return range(part.start, part.start + len(part.token_ids))
-
-
-def _sampled_rows(plan: StepPlan) -> list[int]:
-    ends = accumulate(len(part.token_ids) for part in plan.parts)
-    ends_of_parts = zip(plan.parts, ends, strict=True)
-    return [end - 1 for part, end in ends_of_parts if part.samples for _ in range(part.num_samples)]
-
-
-def _page_table(packed: _Packed, parts: Sequence[SequenceStep]) -> Callable[[Vectors], Tensor]:
-    """History pages of each part, `[len(parts), widest]`; short rows end in the dummy page."""
-    width = max(part.num_sealed for part in parts)
-    rows = ((*part.page_ids[: part.num_sealed], *(0,) * (width - part.num_sealed)) for part in parts)
-    table = packed.add(chain.from_iterable(rows))
-    return lambda vectors: vectors[table].view(len(parts), width)
-
-
-def _decode_rows(packed: _Packed, parts: Sequence[SequenceStep]) -> Callable[[Vectors], DecodeRows]:
-    slot_ids = packed.add(part.slot_id for part in parts)
-    positions = packed.add(part.start for part in parts)
-    page_table = _page_table(packed, parts)
-    num_pages = packed.add(part.num_sealed for part in parts)
-    lengths = packed.add(part.start + 1 for part in parts)
-    return lambda vectors: DecodeRows(
-        slot_ids=vectors[slot_ids],
-        positions=vectors[positions],
-        page_table=page_table(vectors),
-        num_pages=vectors[num_pages],
-        lengths=vectors[lengths],
-    )
-
-
-def _chunks(packed: _Packed, parts: Sequence[SequenceStep], spec: KVSpec) -> Callable[[Vectors], Chunks]:
+def _chunks(pack: Pack, parts: Sequence[SequenceStep], spec: KVSpec) -> Callable[[Sent], Chunks]:
     begins = (0, *accumulate(len(part.token_ids) for part in parts))
-    starts = packed.add(begins)
-    page_table = _page_table(packed, parts)
-    num_pages = packed.add(part.num_sealed for part in parts)
-    slot_ids = packed.add(part.slot_id for part in parts)
-    lengths = packed.add(part.start for part in parts)
-    rounds = _append_rounds(packed, list(zip(parts, begins[:-1], strict=True)), spec)
-    return lambda vectors: Chunks(
-        starts=vectors[starts],
-        page_table=page_table(vectors),
-        num_pages=vectors[num_pages],
-        slot_ids=vectors[slot_ids],
-        lengths=vectors[lengths],
-        rounds=tuple(part(vectors) for part in rounds),
+    starts = pack.ints(begins)
+    page_table = pack.ints(_history_pages(parts))
+    num_pages = pack.ints([part.num_sealed for part in parts])
+    slot_ids = pack.ints([part.slot_id for part in parts])
+    lengths = pack.ints([part.start for part in parts])
+    rounds = _append_rounds(pack, list(zip(parts, begins[:-1], strict=True)), spec)
+    return lambda sent: Chunks(
+        starts=sent[starts],
+        page_table=sent[page_table],
+        num_pages=sent[num_pages],
+        slot_ids=sent[slot_ids],
+        lengths=sent[lengths],
+        rounds=tuple(part(sent) for part in rounds),
     )
+
+
+def _history_pages(parts: Sequence[SequenceStep]) -> NDArray[np.int32]:
+    """History pages of each part, `[len(parts), widest]`; short rows end in the dummy page."""
+    table = np.zeros((len(parts), max(part.num_sealed for part in parts)), np.int32)
+    for row, part in enumerate(parts):
+        table[row, : part.num_sealed] = part.page_ids[: part.num_sealed]
+    return table
 
 
 def _append_rounds(
-    packed: _Packed, chunks: Sequence[tuple[SequenceStep, int]], spec: KVSpec
-) -> list[Callable[[Vectors], AppendRound]]:
+    pack: Pack, chunks: Sequence[tuple[SequenceStep, int]], spec: KVSpec
+) -> list[Callable[[Sent], AppendRound]]:
     """Cut chunks where tails fill up; round i writes the i-th piece of every chunk that has one."""
     rounds = []
     pieces = [_pieces(part, spec) for part, _ in chunks]
@@ -128,7 +123,7 @@ def _append_rounds(
         present = [
             (part, begin, cuts[index]) for (part, begin), cuts in zip(chunks, pieces, strict=True) if index < len(cuts)
         ]
-        rounds.append(_append_round(packed, present, index, spec))
+        rounds.append(_append_round(pack, present, index, spec))
     return rounds
 
 
@@ -144,25 +139,23 @@ def _pieces(part: SequenceStep, spec: KVSpec) -> list[range]:
 
 
 def _append_round(
-    packed: _Packed, present: Sequence[tuple[SequenceStep, int, range]], index: int, spec: KVSpec
-) -> Callable[[Vectors], AppendRound]:
-    rows = packed.add(chain.from_iterable((begin - part.start + p for p in piece) for part, begin, piece in present))
-    slot_ids = packed.add(chain.from_iterable((part.slot_id,) * len(piece) for part, _, piece in present))
-    positions = packed.add(chain.from_iterable(piece for _, _, piece in present))
-    full = [
-        (part, part.num_sealed + index) for part, _, piece in present if len(part.page_ids) > part.num_sealed + index
-    ]
-    seal = _seal_batch(packed, full, spec) if full else None
-    return lambda vectors: AppendRound(
-        rows=vectors[rows], slot_ids=vectors[slot_ids], positions=vectors[positions], seal=seal and seal(vectors)
+    pack: Pack, present: Sequence[tuple[SequenceStep, int, range]], index: int, spec: KVSpec
+) -> Callable[[Sent], AppendRound]:
+    positions = [np.arange(piece.start, piece.stop) for _, _, piece in present]
+    to_rows = [begin - part.start for part, begin, _ in present]
+    rows = pack.ints(np.concatenate([own + shift for own, shift in zip(positions, to_rows, strict=True)]))
+    slot_ids = pack.ints(np.repeat([part.slot_id for part, _, _ in present], [len(piece) for _, _, piece in present]))
+    at = pack.ints(np.concatenate(positions))
+    full = [(part, part.num_sealed + index) for part, _, _ in present if len(part.page_ids) > part.num_sealed + index]
+    seal = _seal_batch(pack, full, spec) if full else None
+    return lambda sent: AppendRound(
+        rows=sent[rows], slot_ids=sent[slot_ids], positions=sent[at], seal=seal and seal(sent)
     )
 
 
-def _seal_batch(
-    packed: _Packed, groups: Sequence[tuple[SequenceStep, int]], spec: KVSpec
-) -> Callable[[Vectors], SealBatch]:
+def _seal_batch(pack: Pack, groups: Sequence[tuple[SequenceStep, int]], spec: KVSpec) -> Callable[[Sent], SealBatch]:
     """Sequences with the number of the group that each seals."""
-    slot_ids = packed.add(part.slot_id for part, _ in groups)
-    page_ids = packed.add(part.page_ids[number] for part, number in groups)
-    first_positions = packed.add(number * spec.group for _, number in groups)
-    return lambda vectors: SealBatch(vectors[slot_ids], vectors[page_ids], vectors[first_positions])
+    slot_ids = pack.ints([part.slot_id for part, _ in groups])
+    page_ids = pack.ints([part.page_ids[number] for part, number in groups])
+    first_positions = pack.ints([number * spec.group for _, number in groups])
+    return lambda sent: SealBatch(sent[slot_ids], sent[page_ids], sent[first_positions])

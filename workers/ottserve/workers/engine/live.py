@@ -10,6 +10,8 @@ from torch import Tensor
 from ottserve.workers.api import Finish, FinishReason, GenerationTask, TextChunk, TokenLogprob
 from ottserve.workers.core.event import TokenEvent
 from ottserve.workers.core.sequence import Sequence
+from ottserve.workers.engine.penalties import History
+from ottserve.workers.engine.sampler import SampledRow, Sampling
 from ottserve.workers.engine.structured import FormFollower
 from ottserve.workers.text.detokenizer import Vocabulary
 from ottserve.workers.text.output import Delta, OutputStream
@@ -29,7 +31,11 @@ class LiveRequest:
         """
         self._first = sequence
         self._followers = followers
-        self._open = {index: OutputStream(vocabulary, sequence.task) for index in range(sequence.task.n)}
+        task = sequence.task
+        self._open = {index: OutputStream(vocabulary, task) for index in range(task.n)}
+        self._samplings = [
+            Sampling.by(task.sampling, task.stops, sequence.seed_of(index), task.logprobs) for index in range(task.n)
+        ]
 
     @property
     def task(self) -> GenerationTask:
@@ -45,9 +51,24 @@ class LiveRequest:
         """The sequence that computes a sample."""
         return self._first.sample(index)
 
+    @property
+    def has_form(self) -> bool:
+        """Whether the answer has a form."""
+        return self._followers is not None
+
     def permitted(self, index: int) -> Tensor | None:
         """What a sample's form permits next, None where it has no form. Raises as `FormFollower.permitted`."""
         return None if self._followers is None else self._followers[index].permitted()
+
+    def row(self, index: int, permitted: Tensor | None) -> SampledRow:
+        """How a sample chooses its next token.
+
+        At the end of a prompt the rows of all samples are of one sequence; they differ in their seeds.
+        """
+        sequence = self._first.sample(index)
+        slot_id = 0 if sequence.lease is None else sequence.lease.slot_id
+        history = History(sequence.token_ids, len(self.task.prompt_ids), slot_id)
+        return SampledRow(self._samplings[index], history, permitted)
 
     def push(self, event: TokenEvent, logprob: TokenLogprob | None, now: float) -> tuple[TextChunk, bool]:
         """The chunk that a token gives, and whether its text ended the sample, which the scheduler can't know."""

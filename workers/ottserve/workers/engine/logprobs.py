@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ottserve.workers.api import TokenLogprob
-from ottserve.workers.engine.readout import Readout
+from ottserve.workers.engine.readout import Fetched, Readout
 
 MAX_TOP = 20
 """Likeliest tokens looked up for every row, so that what a row is told does not hang on the others' wishes."""
@@ -20,7 +20,6 @@ MAX_TOP = 20
 ROWS_PER_BLOCK = 128
 """Prompt positions whose logits exist at once."""
 
-Fetched = tuple[Tensor, ...]
 Head = Callable[[Tensor], Tensor]
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ottserve.workers.api import GenerationTask, TokenLogprob
 from ottserve.workers.core.plan import SequenceStep, StepPlan
-from ottserve.workers.engine.logprobs import Fetched, Head, read_prompt_logprobs
-from ottserve.workers.engine.readout import Readout
+from ottserve.workers.engine.logprobs import Head, read_prompt_logprobs
+from ottserve.workers.engine.readout import Fetched, Readout
 
 Piece = tuple[TokenLogprob | None, ...]
 

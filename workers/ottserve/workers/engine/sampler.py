@@ -13,43 +13,70 @@ What happens to a row's logits, in this order, each step left out for rows that 
 9. One draw (`choice.py`).
 
 Logprobs are of the logits before all of this.
+
+Sampling has a host's part, which comes before the model runs, and a device's part, which waits for nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ottserve.workers.api import SamplingParams, StopParams, TokenLogprob
-from ottserve.workers.engine.choice import Draw, choose, rows_of, uniform
-from ottserve.workers.engine.logprobs import Fetched, read_logprobs
-from ottserve.workers.engine.penalties import History, TokenCounts, penalise
-from ottserve.workers.engine.readout import Readout
+from ottserve.workers.engine.adjust import Adjustments, Wishes
+from ottserve.workers.engine.choice import Draw, Draws, Way, choose, pack_draws
+from ottserve.workers.engine.logprobs import read_logprobs
+from ottserve.workers.engine.pack import Pack, Place, Sent
+from ottserve.workers.engine.penalties import History, TokenCounts
+from ottserve.workers.engine.readout import Fetched, Readout
+from ottserve.workers.engine.uniforms import mixed, uniforms
 
 NUM_CANDIDATES = 1024
 """Likeliest tokens that are sorted at first. Where they don't hold all that a row's cuts keep, all of it is sorted."""
 
 
 @dataclass(frozen=True, slots=True)
-class SampledRow:
-    """How one row of logits chooses.
+class Sampling:
+    """How a sample chooses its tokens: what is the same for all of them.
 
     Attributes:
         params, stops: of the request.
-        history: the tokens so far; the next one's index in the completion follows from them.
-        seed: of this sample's own stream.
+        draw: the same as `params` says, as `choice.py` takes it.
+        mixed_seed: of this sample's own stream, as `uniforms.py` takes it.
+        may_adjust: whether logits may have to be changed at some token, a form of the answer left out.
         num_logprobs: likeliest tokens to tell beside the chosen one, None to tell nothing.
-        permitted: int32 `[⌈V / 32⌉]` on the host, a bit for each token that the answer's form permits, or None.
     """
 
     params: SamplingParams
     stops: StopParams
+    draw: Draw
+    mixed_seed: int
+    may_adjust: bool
+    num_logprobs: int | None
+
+    @classmethod
+    def by(cls, params: SamplingParams, stops: StopParams, seed: int, num_logprobs: int | None = None) -> Sampling:
+        """As a request asks for it; `seed` is this sample's own."""
+        may_adjust = bool(params.logit_bias or params.penalises or stops.min_new_tokens)
+        return cls(params, stops, Draw.by(params), int(mixed([seed])[0]), may_adjust, num_logprobs)
+
+
+class SampledRow(NamedTuple):
+    """How one row of logits chooses.
+
+    Attributes:
+        sampling: what is the same at each of its tokens.
+        history: the tokens so far; the next one's index in the completion follows from them.
+        permitted: int32 `[⌈V / 32⌉]` on the host, a bit for each token that the answer's form permits, or None.
+    """
+
+    sampling: Sampling
     history: History
-    seed: int
-    num_logprobs: int | None = None
     permitted: Tensor | None = None
 
     @property
@@ -57,18 +84,37 @@ class SampledRow:
         """Index of the token to choose within the completion."""
         return len(self.history.token_ids) - self.history.num_prompt
 
-    @property
-    def draw(self) -> Draw:
-        """The parameters and the row's own random number."""
-        return Draw(self.params, uniform(self.seed, self.token_index))
 
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """A chosen token, and its logprob where asked for."""
 
     token_id: int
     logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What the rows of a step have chosen.
+
+    Attributes:
+        token_ids: int64 `[S]` on the device.
+        read: from what was fetched to S tokens. It computes, and waits for, the rows that need more candidates; there
+            are few.
+    """
+
+    token_ids: Tensor
+    read: Callable[[Fetched], list[SampledToken]]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The host's part of sampling, in a pack."""
+
+    rows: Sequence[SampledRow]
+    draws: Draws
+    adjustments: Adjustments | None
+    told: dict[int, int]
+    told_rows: Place | None
 
 
 class Sampler:
@@ -79,96 +125,78 @@ class Sampler:
         self._counts = counts
         self._eos_token_ids = tuple(eos_token_ids)
 
+    def prepare(self, pack: Pack, rows: Sequence[SampledRow]) -> Choice:
+        """Put into `pack` all that the rows ask for."""
+        asking = [row for row, each in enumerate(rows) if each.sampling.may_adjust or each.permitted is not None]
+        wishes = {row: its for row in asking if (its := self._wishes(rows[row])).is_any}
+        told = {row: num for row, each in enumerate(rows) if (num := each.sampling.num_logprobs) is not None}
+        return Choice(
+            rows=rows,
+            draws=_draws(pack, rows),
+            adjustments=Adjustments(pack, self._counts, wishes) if wishes else None,
+            told=told,
+            told_rows=pack.indices(list(told)) if told else None,
+        )
+
     @torch.inference_mode()
     def sample(
-        self, logits: Tensor, rows: Sequence[SampledRow], readout: Readout, num_candidates: int = NUM_CANDIDATES
-    ) -> Callable[[Fetched], list[SampledToken]]:
+        self, logits: Tensor, choice: Choice, sent: Sent, readout: Readout, num_candidates: int = NUM_CANDIDATES
+    ) -> Sampled:
         """Choose a token for each row.
 
         Args:
             logits: `[S, V]`, any float dtype; not changed, and not to be changed before the result is read.
-            rows: S rows.
+            choice: S rows.
+            sent: what came of the pack they are in.
             readout: takes what has to reach the host.
             num_candidates: likeliest tokens that are sorted where a row is cut.
-
-        Returns:
-            A function from what `readout` fetched to S tokens. It computes, and waits for, the rows that need more
-            candidates; there are few.
         """
-        token_ids, is_right = self._choose(logits, rows, num_candidates)
-        places = readout.add(token_ids), readout.add(is_right)
-        asked = [i for i, row in enumerate(rows) if row.num_logprobs is not None]
-        num_top = [row.num_logprobs for row in rows if row.num_logprobs is not None]
-        tell = read_logprobs(readout, rows_of(logits, asked), token_ids[asked], num_top) if asked else None
+        adjusted = logits
+        if choice.adjustments is not None:
+            adjusted = logits.to(torch.float32, copy=True)
+            choice.adjustments.apply(adjusted, sent)
+        token_ids, is_right = choose(adjusted, choice.draws, sent, num_candidates)
+        chosen = readout.add(token_ids)
+        right = None if is_right is None else readout.add(is_right)
+        tell = None
+        if choice.told_rows is not None:
+            rows = sent[choice.told_rows]
+            tell = read_logprobs(readout, logits[rows], token_ids[rows], list(choice.told.values()))
 
         def read(fetched: Fetched) -> list[SampledToken]:
-            chosen, right = (fetched[place].long().tolist() for place in places)
-            logprobs = dict(zip(asked, tell(fetched), strict=True)) if tell else {}
-            tokens = [SampledToken(token_id, logprobs.get(i)) for i, token_id in enumerate(chosen)]
-            wrong = [i for i, is_right in enumerate(right) if not is_right]
-            for i, token in zip(wrong, self._sample_of_all(logits, rows, wrong), strict=True):
-                tokens[i] = token
+            ids = fetched[chosen].long().tolist()
+            logprobs = dict(zip(choice.told, tell(fetched), strict=True)) if tell else {}
+            tokens = [SampledToken(token_id, logprobs.get(row)) for row, token_id in enumerate(ids)]
+            if right is not None and choice.draws.of_some is not None:
+                of_some = zip(choice.draws.of_some.index, fetched[right].tolist(), strict=True)
+                wrong = [row for row, is_so in of_some if not is_so]
+                for row, token in zip(wrong, self._sample_of_all(logits, choice, wrong), strict=True):
+                    tokens[row] = token
             return tokens
 
-        return read
+        return Sampled(token_ids, read)
 
-    def _sample_of_all(self, logits: Tensor, rows: Sequence[SampledRow], index: list[int]) -> list[SampledToken]:
+    def _sample_of_all(self, logits: Tensor, choice: Choice, index: list[int]) -> list[SampledToken]:
         if not index:
             return []
-        readout = Readout()
-        read = self.sample(logits[index], [rows[i] for i in index], readout, logits.shape[-1])
-        return read(readout.fetch())
+        pack, readout = Pack(), Readout()
+        again = self.prepare(pack, [choice.rows[row] for row in index])
+        rows = pack.indices(index)
+        sent = pack.send(logits.device)
+        sampled = self.sample(logits[sent[rows]], again, sent, readout, logits.shape[-1])
+        return sampled.read(readout.send().fetch())
 
-    def _choose(self, logits: Tensor, rows: Sequence[SampledRow], num_candidates: int) -> tuple[Tensor, Tensor]:
-        """Rows whose logits are adjusted are chosen apart, so that the others need no copy."""
-        token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-        is_right = torch.empty(len(rows), dtype=torch.bool, device=logits.device)
-        is_adjusted = [self._is_adjusted(row) for row in rows]
-        for wanted in set(is_adjusted):
-            index = [i for i, is_so in enumerate(is_adjusted) if is_so is wanted]
-            group = [rows[i] for i in index]
-            own = self._adjust(logits[index].float(), group) if wanted else rows_of(logits, index).float()
-            token_ids[index], is_right[index] = choose(own, [row.draw for row in group], num_candidates)
-        return token_ids, is_right
-
-    def _is_adjusted(self, row: SampledRow) -> bool:
-        params = row.params
-        return bool(params.logit_bias or params.penalises or self._barred(row) or row.permitted is not None)
-
-    def _adjust(self, logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
-        """Steps 1 to 4 on float32 `[S, V]`, in place."""
-        _add_at(logits, [row.params.logit_bias for row in rows])
-        penalised = [i for i, row in enumerate(rows) if row.params.penalises]
-        if penalised:
-            in_prompt, num_times = self._counts.of([rows[i].history for i in penalised])
-            params = [rows[i].params for i in penalised]
-            logits[penalised] = penalise(logits[penalised], in_prompt, num_times, params)
-        _add_at(logits, [[(token_id, -torch.inf) for token_id in self._barred(row)] for row in rows])
-        formed = [(i, row.permitted) for i, row in enumerate(rows) if row.permitted is not None]
-        if formed:
-            bits = torch.stack([permitted for _, permitted in formed]).to(logits.device, non_blocking=True)
-            logits[[i for i, _ in formed]] = _mask(logits[[i for i, _ in formed]], bits)
-        return logits
-
-    def _barred(self, row: SampledRow) -> tuple[int, ...]:
-        """What must not be chosen yet."""
-        stops = row.stops
-        if row.token_index >= stops.min_new_tokens:
-            return ()
-        return stops.stop_token_ids + (() if stops.ignore_eos else self._eos_token_ids)
+    def _wishes(self, row: SampledRow) -> Wishes:
+        sampling = row.sampling
+        barred: tuple[int, ...] = ()
+        if row.token_index < sampling.stops.min_new_tokens:
+            barred = sampling.stops.stop_token_ids + (() if sampling.stops.ignore_eos else self._eos_token_ids)
+        return Wishes(sampling.params, barred, row.permitted, row.history)
 
 
-def _add_at(logits: Tensor, changes: Sequence[Sequence[tuple[int, float]]]) -> None:
-    """Add to single logits of each row, in place."""
-    flat = [(i, token_id, value) for i, row in enumerate(changes) for token_id, value in row]
-    if flat:
-        rows, token_ids, values = zip(*flat, strict=True)
-        places = torch.tensor([rows, token_ids], device=logits.device)
-        logits.index_put_(tuple(places), torch.tensor(values, device=logits.device), accumulate=True)
-
-
-def _mask(logits: Tensor, bits: Tensor) -> Tensor:
-    """−∞ wherever a bit is 0; `[S, V]` by int32 `[S, ⌈V / 32⌉]`."""
-    places = torch.arange(32, dtype=torch.int32, device=logits.device)
-    is_permitted = (bits.unsqueeze(-1) >> places & 1).flatten(1)[:, : logits.shape[-1]].bool()
-    return logits.masked_fill(~is_permitted, -torch.inf)
+def _draws(pack: Pack, rows: Sequence[SampledRow]) -> Draws:
+    draws = [row.sampling.draw for row in rows]
+    if all(draw.way is Way.LIKELIEST for draw in draws):
+        return Draws(None, None)
+    seeds = np.array([row.sampling.mixed_seed for row in rows], np.uint64)
+    return pack_draws(pack, draws, uniforms(seeds, [row.token_index for row in rows]).tolist())

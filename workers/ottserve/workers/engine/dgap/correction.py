@@ -17,9 +17,8 @@ from ottserve.workers.engine.dgap.features import likeliest
 from ottserve.workers.engine.dgap.networks import Networks
 from ottserve.workers.engine.dgap.recall import recall
 from ottserve.workers.engine.dgap.texts import Texts
-from ottserve.workers.engine.logprobs import Fetched
 from ottserve.workers.engine.penalties import History
-from ottserve.workers.engine.readout import Readout
+from ottserve.workers.engine.readout import Fetched, Readout
 
 
 @dataclass(slots=True)
