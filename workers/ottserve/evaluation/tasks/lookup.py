@@ -69,9 +69,7 @@ class Lookup(Task):
     seed: int = 0
 
     name: ClassVar[str] = "lookup"
-    question: ClassVar[str] = (
-        "Values looked up in a long list, by keys of two words, each of which many others have too."
-    )
+    question: ClassVar[str] = "Values looked up in a long list, by keys of two words, each of which many others share."
     measures: ClassVar[tuple[Measure, ...]] = (
         Measure("nll", "NLL a token of the value, nats", is_paired=True),
         Measure("margin", "margin", is_paired=True),
