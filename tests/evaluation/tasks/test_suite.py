@@ -124,7 +124,7 @@ def test_tasks_are_made_by_name(tmp_path: Path) -> None:
     assert possible(bare) == ["lookup", "conduct", "choice"]
     assert possible(full) == list(TASKS)
     made = make_tasks(("gsm8k", "needle", "lookup"), full)
-    assert [(task.name, task.num_cases) for task in made] == [("lookup", 24), ("needle", 10), ("gsm8k", 3)]
+    assert [(task.name, task.num_cases) for task in made] == [("lookup", 16), ("needle", 10), ("gsm8k", 3)]
     assert len({task.digest for task in made}) == 3
     assert make_tasks(("lookup",), Wanted(None, None, (513,), 2, 3))[0].digest != made[0].digest
     with pytest.raises(ValueError, match="locate: not a task; there are lookup, needle"):

@@ -64,7 +64,7 @@ class Lookup(Task):
 
     lengths: tuple[int, ...] = (512, 1024, 2048, 3072)
     lists: int = 8
-    questions: int = 12
+    questions: int = 8
     examples: int = 6
     seed: int = 0
 
