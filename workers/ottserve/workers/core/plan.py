@@ -24,8 +24,7 @@ class SequenceStep(NamedTuple):
     Attributes:
         request_id: whose it is.
         slot_id: its slot; 0 is the dummy that padding writes to and nothing reads.
-        token_ids: the tokens to compute, in order. A number below 0 is a token that the step before this one chooses
-            and that only the device knows yet: −1 − i is what the i-th of that step's `sampling` got.
+        token_ids: the tokens to compute, in order.
         start: position of the first of them; as many tokens are stored already.
         page_ids: every page of the sequence once this step has sealed, oldest first.
         num_sealed: pages that hold history before the step; `page_ids[num_sealed:]` are filled in it.

@@ -29,7 +29,7 @@ class Sequence:
         index: which of the n samples.
         key: its name among all sequences.
         token_ids: prompt and completion so far; the newest token is not stored before the step that computes it.
-        num_unknown: how many of them, the last ones, only the device knows yet (`SequenceStep.token_ids`).
+        num_unknown: how many of them, the last ones, steps that have begun are still to choose.
         num_stored: leading tokens whose keys and values are in the cache.
         num_reused_pages: pages that it took from the prefix cache. Its tail began empty behind them.
         num_cached_tokens: prompt tokens in these pages, for the caller to know.
