@@ -1,4 +1,4 @@
-"""`ottserve bench-step` and `ottserve bench-engine`: where a GPU's time goes, model alone and engine whole."""
+"""`ottserve bench-step`, `bench-engine` and `bench-host`: where the time goes, of model, engine and host alone."""
 
 from __future__ import annotations
 
@@ -79,6 +79,36 @@ def bench_engine(
         fail(str(error))
     print_table("engine alone", COLUMNS, [rate.cells(first) for rate, first in rates])
     _finish("ottserve bench-engine", loaded, [asdict(rate) for rate, _ in rates], out)
+
+
+def bench_host(
+    policy: Annotated[str, typer.Option(help="A row, as of `ottserve bench`.")] = "ott",
+    rows: Annotated[list[int] | None, typer.Option(help="Sequences of a step; default 1 64.", min=1)] = None,
+    context: Annotated[int, typer.Option(help="Prompt tokens of each, at least.", min=1)] = 256,
+    steps: Annotated[int, typer.Option(help="Steps that are timed.", min=1)] = 40,
+    temperature: Annotated[float, typer.Option(help="As a request asks for it.", min=0)] = 0.0,
+    top_p: Annotated[float, typer.Option(help="As a request asks for it.", min=0.001, max=1)] = 1.0,
+    out: Out = Path("bench-host.json"),
+    model: Model = "random:llama-tiny",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Time what a decode step costs the host, by file: an engine whose forward pass computes nothing."""
+    from ottserve.evaluation.host_time import COLUMNS, time_host
+    from ottserve.evaluation.policies import parse_policy
+    from ottserve.workers.api import OttserveError, SamplingParams
+
+    found = []
+    try:
+        row, sampling = parse_policy(policy), SamplingParams(temperature, top_p=top_p)
+        loaded = _load(model, dtype, device)
+        for num_rows in rows or [1, 64]:
+            found.append(time_host(loaded, row, num_rows, context, steps, sampling))
+    except (ValueError, OttserveError) as error:
+        fail(str(error))
+    for time in found:
+        print_table(f"host, {time.num_rows} rows at {time.context:,}", COLUMNS, time.rows)
+    _finish("ottserve bench-host", loaded, [asdict(time) for time in found], out)
 
 
 def _load(model: str, dtype: str, device: str) -> LoadedModel:

@@ -1,0 +1,37 @@
+"""What a step costs the host is told by file, and the parts add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ottserve.cli.main import app
+from ottserve.evaluation.host_time import time_host
+from ottserve.evaluation.policies import parse_policy
+from ottserve.workers.api import SamplingParams
+from ottserve.workers.models.loading import LoadedModel
+
+
+def test_files_share_the_time_of_a_step(tiny_model: LoadedModel) -> None:
+    found = time_host(tiny_model, parse_policy("ott:group=32,window=16"), 3, 20, 2, SamplingParams(0.7, top_p=0.9))
+    assert found.context == 48  # where a page was just sealed
+    assert sum(found.by_file.values()) == pytest.approx(found.step_us)
+    assert {"core/scheduler.py", "engine/inputs.py", "engine/choice.py", "text/detokenizer.py"} <= set(found.by_file)
+    assert found.by_file["engine/choice.py"] > found.by_file["core/limits.py"] > 0
+
+
+def test_so_many_steps_that_a_page_fills_are_refused(tiny_model: LoadedModel) -> None:
+    with pytest.raises(ValueError, match=r"20 steps: a page of 32 tokens would be filled"):
+        time_host(tiny_model, parse_policy("ott:group=32,window=16"), 1, 20, 20, SamplingParams(0.0))
+
+
+def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
+    out = tmp_path / "host.json"
+    done = CliRunner().invoke(app, ["bench-host", "--rows", "2", "--steps", "1", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "host, 2 rows at 288" in done.output and "engine/inputs.py" in done.output
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["num_rows"] == 2 and row["step_us"] > 0
