@@ -95,6 +95,13 @@ def mean_of_others(b_x, b_won):
 
 
 @triton.jit
+def load_filled(p_tail, b_ring, b_won, o_d, first_position, p_frequencies, LAYOUT: tl.constexpr, IN_ASM: tl.constexpr):
+    """Channels `o_d` of a group's keys, fp32 `[G, n]`, with the mean of the others in place of admitted tokens."""
+    b_keys = load_group(p_tail, b_ring, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
+    return tl.where(b_won[:, None] != 0, mean_of_others(b_keys, b_won), b_keys)
+
+
+@triton.jit
 def keep_outliers(p_tail, p_outliers, b_ring, b_won, o_rows, D: tl.constexpr, BD: tl.constexpr):
     """Copy admitted tokens from the tail to their rows among the outliers."""
     o_d = tl.arange(0, BD)
@@ -129,8 +136,7 @@ def seal_keys(
             b_keys = tl.load(p_tail + b_ring[:, None] * D + o_d[None, :], mask=m_d, other=0.0)
             tl.store(p_words, b_keys.to(tl.int16, bitcast=True), mask=m_d)
         else:
-            b_keys = load_group(p_tail, b_ring, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
-            b_keys = tl.where(b_won[:, None] != 0, mean_of_others(b_keys, b_won), b_keys)
+            b_keys = load_filled(p_tail, b_ring, b_won, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
             b_parts = tl.reshape(b_keys, [PARTS, G // PARTS, CHANNELS])
             m_parts = tl.full(b_parts.shape, True, tl.int1)
             WIDE: tl.constexpr = UNBIASED and LAYOUT.widens_keys and LAYOUT.k_bits > 1
@@ -158,8 +164,7 @@ def choose_fine(
     """Store the numbers of the k_fine channels that vary most over the group, ascending; the lower first of equals."""
     o_d = tl.arange(0, BD)
     m_d = o_d < LAYOUT.head_size
-    b_keys = load_group(p_tail, b_ring, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
-    b_keys = tl.where(b_won[:, None] != 0, mean_of_others(b_keys, b_won), b_keys)
+    b_keys = load_filled(p_tail, b_ring, b_won, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
     b_centred = b_keys - tl.sum(b_keys, 0)[None, :] / LAYOUT.group
     b_spread = tl.where(m_d, tl.sum(b_centred * b_centred, 0), -1.0)
     is_before = (b_spread[:, None] > b_spread[None, :]) | (
@@ -192,8 +197,7 @@ def seal_fine_keys(
         o_fine = start + tl.arange(0, 16)
         p_channels = (p_page + LAYOUT.fine_channels_at).to(tl.pointer_type(tl.uint8))
         o_d = tl.load(p_channels + o_fine).to(tl.int32)
-        b_keys = load_group(p_tail, b_ring, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
-        b_keys = tl.where(b_won[:, None] != 0, mean_of_others(b_keys, b_won), b_keys)
+        b_keys = load_filled(p_tail, b_ring, b_won, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
         b_parts = tl.reshape(b_keys, [PARTS, G // PARTS, 16])
         m_parts = tl.full(b_parts.shape, True, tl.int1)
         b_codes, b_scale, b_zero = quantize(b_parts, m_parts, 1, G // PARTS, BITS + LAYOUT.k_fine_bits, FIT, UNBIASED)
