@@ -12,7 +12,7 @@ What happens to a row's logits, in this order, each step left out for rows that 
 8. `min_p`, a share of the likeliest token.
 9. One draw (`choice.py`).
 
-Logprobs are of the logits before all of this.
+Logprobs are of the logits before all of this, but after a correction (`dgap/`), where one is set.
 
 Sampling has a host's part, which comes before the model runs, and a device's part, which waits for nothing.
 """
