@@ -188,8 +188,8 @@ class TokenLogprob:
     """How likely a token was, by the model's own distribution.
 
     That is the softmax of the logits as the model gives them, corrected where a correction is set, before bias,
-    penalties, masks and temperature (vLLM calls it `raw_logprobs`): a token that the sampler was made to choose shows how
-    unlikely the model held it.
+    penalties, masks and temperature (vLLM calls it `raw_logprobs`): a token that the sampler was made to choose shows
+    how unlikely the model held it.
 
     Attributes:
         logprob: natural logarithm of its probability.
