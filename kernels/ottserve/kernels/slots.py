@@ -20,19 +20,24 @@ class Slots:
     outlier_count: Tensor
     frozen: Tensor
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them, in the order of the fields."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
     def layer(self, index: int) -> Slots:
         """The view of one layer."""
-        return Slots(*(getattr(self, field.name)[index] for field in fields(self)))
+        return Slots(*(tensor[index] for tensor in self.tensors))
 
     def layers(self, part: slice) -> Slots:
         """The view of some layers."""
-        return Slots(*(getattr(self, field.name)[part] for field in fields(self)))
+        return Slots(*(tensor[part] for tensor in self.tensors))
 
     def all_layers_flat(self) -> Slots:
         """The view with L flattened into S, for ops that work on all layers at once."""
-        return Slots(*(getattr(self, field.name).flatten(0, 1) for field in fields(self)))
+        return Slots(*(tensor.flatten(0, 1) for tensor in self.tensors))
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all the tensors, measured from their storage."""
-        return sum(t.numel() * t.element_size() for t in (getattr(self, field.name) for field in fields(self)))
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)

@@ -23,6 +23,7 @@ from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.ranks.crew import Crew
 from ottserve.workers.engine.ranks.lead import LeadRunner, agree
 from ottserve.workers.engine.runner import Runner
+from ottserve.workers.engine.unread import UnreadRunner
 from ottserve.workers.kv.store import KVStore
 from ottserve.workers.kv.table import resolve_spec
 from ottserve.workers.models.key_bias import drowned_layers
@@ -87,7 +88,7 @@ def make_engine(
         f"the cache holds {(store.num_pages - 1) * spec.group:,} tokens at {spec.bits_per_element:.2f} bits an element "
         f"(policy {spec.policy}, {store.num_pages * store.page_bytes / 2**20:,.0f} MiB of pages)"
     )
-    runner = Runner(model.module, store) if crew is None else LeadRunner(model.module, store, crew)
+    runner = _runner(model, store, crew)
     graphs = _wants_graphs(settings, model)
     if graphs:
         progress("compiling layers and capturing decode steps as CUDA graphs")
@@ -106,6 +107,7 @@ def make_engine(
         store=store,
         runner=runner,
         correction=load_correction(settings.correction, model, store),
+        overlaps=_wants(settings.scheduler.overlap, model),
         now=time.time,
     )
 
@@ -144,6 +146,14 @@ def make_store(settings: EngineSettings, model: LoadedModel, capacity: Capacity 
     capacity = capacity or find_capacity(settings, model)
     exact = torch.bfloat16 if model.dtype == torch.bfloat16 else torch.float16
     return KVStore(spec, capacity.num_pages, capacity.num_slots, exact, model.device)
+
+
+def _runner(model: LoadedModel, store: KVStore, crew: Crew | None) -> Runner:
+    if crew is not None:
+        if not model.reads_prompts:
+            raise ValueError(f"model.path={model.info.name}: prompts are left unread on one rank alone")
+        return LeadRunner(model.module, store, crew)
+    return Runner(model.module, store) if model.reads_prompts else UnreadRunner(model.module, store)
 
 
 def _wants_graphs(settings: EngineSettings, model: LoadedModel) -> bool:

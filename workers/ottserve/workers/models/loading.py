@@ -24,7 +24,7 @@ from ottserve.workers.models.positions import key_frequencies
 from ottserve.workers.models.random_model import number_tokenizer, random_model
 from ottserve.workers.models.rotation import can_rotate, rotate_values
 from ottserve.workers.models.sharding import WHOLE, Share, shard
-from ottserve.workers.models.source import RANDOM_MODEL, TOY_MODEL, ModelSource, find_source
+from ottserve.workers.models.source import RANDOM_MODEL, TOY_MODEL, UNREAD, ModelSource, find_source
 from ottserve.workers.models.support import model_shape, refuse_architecture, refuse_context
 from ottserve.workers.models.toy import toy_model, toy_tokenizer
 from ottserve.workers.models.tuning import share
@@ -42,6 +42,7 @@ class LoadedModel:
     Attributes:
         module, shape: of this rank's share, where several compute the model.
         info: of the whole model.
+        reads_prompts: whether prompts are computed; never false but for random weights.
     """
 
     module: PreTrainedModel
@@ -51,6 +52,7 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     num_ranks: int = 1
+    reads_prompts: bool = True
 
     def with_rotated_values(self) -> LoadedModel:
         """The same model with the setting `cache.rotate_values` folded into its weights.
@@ -101,6 +103,7 @@ def load_model(settings: ModelSettings, progress: Progress, part: Share = WHOLE)
         device=device,
         dtype=module.dtype,
         num_ranks=part.num_ranks,
+        reads_prompts=not (source.name.startswith(RANDOM_MODEL) and source.name.endswith(UNREAD)),
     )
 
 

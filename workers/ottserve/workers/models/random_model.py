@@ -1,6 +1,7 @@
 """Models with random weights in the shapes of known ones: for measuring speed where no checkpoint is at hand.
 
-What they say means nothing, so their names begin with "random:" wherever a model is named.
+What they say means nothing, so their names begin with "random:" wherever a model is named. A name that ends in
+":unread" is that of the same model, whose prompts are not computed (`engine/unread.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from ottserve.workers.api import TokenizerFiles
-from ottserve.workers.models.source import RANDOM_MODEL
+from ottserve.workers.models.source import RANDOM_MODEL, UNREAD
 
 UNKNOWN = "0"
 
@@ -42,24 +43,29 @@ def random_model(
     """The same weights each time, made where they are to live.
 
     Args:
-        name: "random:" and one of `SHAPES`.
+        name: "random:" and one of `SHAPES`, maybe ":unread".
         dtype: of the weights; "auto" is bfloat16.
 
     Raises:
         ValueError: there is no such shape; names those there are.
     """
-    shape = SHAPES.get(name.removeprefix(RANDOM_MODEL))
-    if shape is None:
-        raise ValueError(
-            f"model.path={name}: no such shape; there are {', '.join(RANDOM_MODEL + known for known in SHAPES)}"
-        )
-    config = LlamaConfig(**shape, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    config = random_config(name)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.device(device):
         torch.manual_seed(0)
         return AutoModelForCausalLM.from_config(
             config, dtype=torch.bfloat16 if dtype == "auto" else dtype, attn_implementation=attn_implementation
         )
+
+
+def random_config(name: str) -> LlamaConfig:
+    """The configuration alone; arguments and errors as of `random_model`."""
+    shape = SHAPES.get(name.removeprefix(RANDOM_MODEL).removesuffix(UNREAD))
+    if shape is None:
+        raise ValueError(
+            f"model.path={name}: no such shape; there are {', '.join(RANDOM_MODEL + known for known in SHAPES)}"
+        )
+    return LlamaConfig(**shape, bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
 
 def number_tokenizer(vocab_size: int) -> TokenizerFiles:

