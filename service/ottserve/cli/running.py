@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ottserve.cli.files import FileUnreadable, check_files
+from ottserve.cli.foresight import check_replicas
 from ottserve.cli.ports import PortTaken, check_ports, free_port
 from ottserve.cli.settings import ServeSettings
 from ottserve.service.callers import Callers
@@ -48,13 +49,18 @@ class StartFailed(Exception):
 
 
 def run(settings: ServeSettings) -> int:
-    """Serve until a signal; the exit status. 0 after a drain, 1 when it did not start, 130 after a second signal."""
+    """Serve until a signal; the exit status. 0 after a drain, 1 when it did not start, 130 after a second signal.
+
+    Raises:
+        SettingsError: no replica could start with these settings; nothing was started.
+    """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         check_ports(settings)
         check_files(settings.gateway)
         for model in settings.all_models:
             find_source(model.model.path)
+        check_replicas(settings, _num_cores())
         server_credentials(settings.gateway.tls)
         Callers(settings.gateway.tokens_file)
     except (PortTaken, FileUnreadable, ValueError, OSError) as error:

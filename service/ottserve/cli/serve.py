@@ -25,12 +25,13 @@ def serve(
 
     try:
         settings = read_settings(config, context.args)
+        from ottserve.cli.running import run
+
+        status = run(settings)
     except SettingsError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
-    from ottserve.cli.running import run
-
-    raise typer.Exit(run(settings))
+    raise typer.Exit(status)
 
 
 def settings() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.settings import EngineSettings
+
+if TYPE_CHECKING:
+    import torch
 
 CPU_DEFAULT_BYTES = 2 << 30
 GPU_FREE_SHARE = 0.85  # what is left is for activations, graphs and the sampler
@@ -33,10 +35,14 @@ def plan_capacity(settings: EngineSettings, spec: KVSpec, context_length: int, d
     Raises:
         ValueError: the memory holds no page beside the slots; names both figures.
     """
+    return fill(settings, spec, context_length, settings.cache.memory_bytes or _default_bytes(device))
+
+
+def fill(settings: EngineSettings, spec: KVSpec, context_length: int, budget: int) -> Capacity:
+    """As `plan_capacity`, with so many bytes where `cache.num_pages` does not say how many pages there are."""
     num_slots = settings.scheduler.max_running + 1
     if settings.cache.num_pages is not None:
         return Capacity(settings.cache.num_pages + 1, num_slots)
-    budget = settings.cache.memory_bytes or _default_bytes(device)
     slot_bytes = num_slots * spec.slot_bytes
     num_pages = (budget - slot_bytes) // spec.page_bytes
     if num_pages < 2:
@@ -53,5 +59,7 @@ def plan_capacity(settings: EngineSettings, spec: KVSpec, context_length: int, d
 def _default_bytes(device: torch.device) -> int:
     if device.type == "cpu":
         return CPU_DEFAULT_BYTES
+    import torch  # noqa: PLC0415  whoever only plans needs none
+
     free, _total = torch.cuda.mem_get_info(device)
     return int(free * GPU_FREE_SHARE)

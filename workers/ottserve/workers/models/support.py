@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from transformers import PretrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from ottserve.workers.kv.shape import ModelShape
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 # Types of models whose answers through the cache are checked against transformers' own (docs/models.md).
 FAMILIES = (

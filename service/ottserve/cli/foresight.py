@@ -1,0 +1,91 @@
+"""What replicas would refuse of their settings, told before anything starts. Imports no torch.
+
+The replica checks all of it again over the model itself; here the model is what `outline.py` can tell of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ottserve.cli.outline import Outline, read_outline
+from ottserve.cli.settings import ServeSettings, SettingsError
+from ottserve.workers.engine.capacity import CPU_DEFAULT_BYTES, fill
+from ottserve.workers.kv.plan_file import read_plan
+from ottserve.workers.kv.shape import ModelShape
+from ottserve.workers.kv.table import HEAD_SIZES, resolve_spec
+from ottserve.workers.models.source import find_source
+from ottserve.workers.models.support import refuse_architecture
+from ottserve.workers.settings import CacheSettings, EngineSettings, FurtherModel
+
+
+def check_replicas(settings: ServeSettings, num_cores: int) -> None:
+    """Raises `SettingsError` for the first setting that no replica can start with here; names it, its value and limit.
+
+    Args:
+        settings: all of them.
+        num_cores: of this machine.
+    """
+    models = settings.all_models
+    for model in models:
+        try:
+            _check_model(model)
+        except ValueError as error:
+            raise SettingsError(f"{model.model.path}: {error}" if len(models) > 1 else str(error)) from None
+    _check_cores(models, num_cores)
+
+
+def _check_model(model: FurtherModel) -> None:
+    """Raises ValueError in the replica's own words."""
+    outline = read_outline(find_source(model.model.path))
+    if model.graphs.enabled and model.model.device == "cpu":
+        raise ValueError("graphs.enabled=True, model.device=cpu: CUDA graphs need a CUDA device")
+    if outline is None:
+        resolve_spec(model.cache, _any_shape(model.cache))
+    else:
+        _check_over(model, outline)
+
+
+def _check_over(model: EngineSettings, outline: Outline) -> None:
+    refuse_architecture(outline.config)
+    asked, own, ranks = model.model.max_context, outline.context_length, model.model.tensor_parallel
+    if asked and asked > own:
+        raise ValueError(f"model.max_context={asked}: the model has positions for {own} tokens")
+    shape = outline.shape
+    if shape.num_kv_heads % ranks:
+        raise ValueError(f"model.tensor_parallel={ranks}: {shape.num_kv_heads} KV heads do not divide evenly")
+    shape = replace(shape, num_heads=shape.num_heads // ranks, num_kv_heads=shape.num_kv_heads // ranks)
+    spec = resolve_spec(model.cache, _turning(shape))
+    budget = model.cache.memory_bytes or (CPU_DEFAULT_BYTES if model.model.device == "cpu" else None)
+    if budget:
+        fill(model, spec, asked or own, budget)
+
+
+def _any_shape(cache: CacheSettings) -> ModelShape:
+    """A model that whatever can be right for some model is right for."""
+    num_layers = len(read_plan(cache.plan).layers) if cache.plan else 1
+    return _turning(ModelShape(num_layers, 1, 1, max(HEAD_SIZES)))
+
+
+def _turning(shape: ModelShape) -> ModelShape:
+    """Positions turn its keys: whether they do, only the model knows."""
+    return replace(shape, key_frequencies=(0.0,) * (shape.head_size // 2))
+
+
+def _check_cores(models: tuple[FurtherModel, ...], num_cores: int) -> None:
+    """Ray would wait for further cores for ever."""
+    wanted = sum(_ranks_at_start(model) * _cores_of_a_rank(model) for model in models)
+    if wanted > num_cores:
+        asked = ", ".join(
+            f"deployment.num_cpus={_cores_of_a_rank(model):g}, deployment.num_replicas={model.deployment.num_replicas}"
+            for model in models
+        )
+        raise SettingsError(f"{asked}: {wanted:g} cores are needed, this machine has {num_cores}")
+
+
+def _ranks_at_start(model: FurtherModel) -> int:
+    return model.deployment.num_replicas * model.model.tensor_parallel
+
+
+def _cores_of_a_rank(model: FurtherModel) -> float:
+    """At least; one is the least where nothing is set."""
+    return 1.0 if model.deployment.num_cpus is None else model.deployment.num_cpus
