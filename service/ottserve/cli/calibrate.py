@@ -32,6 +32,7 @@ def calibrate(
         int, typer.Option(help="Where to begin in each text; `evaluate` takes the first.", min=0)
     ] = 0,
     tokens: Annotated[int, typer.Option(help="Tokens of each text.", min=1)] = 2048,
+    recall: Annotated[bool, typer.Option(help="Whether a made text that asks for old tokens is measured too.")] = True,
     policy: Annotated[
         str, typer.Option(help="The cache that layers are to differ in; bits and fine channels are chosen.")
     ] = "ott",
@@ -47,6 +48,7 @@ def calibrate(
     from tokenizers import Tokenizer
 
     from ottserve.evaluation.calibration.calibrate import make_plan
+    from ottserve.evaluation.recall import recall_text
     from ottserve.evaluation.texts import tokenise
     from ottserve.workers.kv.table import resolve_spec
     from ottserve.workers.models.loading import load_model
@@ -58,8 +60,9 @@ def calibrate(
         spec = resolve_spec(_wanted(policy), loaded.shape)
         tokenizer = Tokenizer.from_str(loaded.tokenizer.tokenizer_json)
         texts = [tokenise(path, tokenizer, tokens, from_token) for path in text]
+        texts += [recall_text(tokenizer, tokens)] if recall else []
         layers = _measure(loaded, spec, texts)
-        plans = {wanted: make_plan(loaded, spec, texts, from_token, layers, wanted) for wanted in bits}
+        plans = {wanted: make_plan(loaded, spec, texts, layers, wanted) for wanted in bits}
         for wanted, plan in plans.items():
             _write(layers, plan, out if len(plans) == 1 else out.with_stem(f"{out.stem}-{wanted:g}"))
     except (ValidationError, ValueError, OSError) as error:

@@ -100,14 +100,14 @@ def test_more_bits_are_expected_to_cost_less(layers: list[LayerOptions]) -> None
 def test_a_plan_keeps_to_its_budget_and_spends_it(
     tiny_model: LoadedModel, spec: KVSpec, layers: list[LayerOptions], wanted: float
 ) -> None:
-    plan = make_plan(tiny_model, spec, [TokenisedText("signs", (1, 2))], 7, layers, wanted)
+    plan = make_plan(tiny_model, spec, [TokenisedText("signs", (1, 2), 7)], layers, wanted)
     found = bits_of(plan.layers, spec)
     assert wanted - 0.35 < found <= wanted
     assert plan.origin is not None
     assert plan.origin.bits_per_element == found
     assert (plan.origin.texts[0].from_token, plan.origin.texts[0].num_tokens) == (7, 2)
     assert (plan.group, plan.rotate_values) == (32, True)
-    tighter = make_plan(tiny_model, spec, [], 0, layers, wanted - 0.4)
+    tighter = make_plan(tiny_model, spec, [], layers, wanted - 0.4)
     assert tighter.origin is not None
     assert tighter.origin.expected_kl > plan.origin.expected_kl
 
@@ -116,7 +116,7 @@ def test_too_few_bits_are_refused_with_the_fewest(
     tiny_model: LoadedModel, spec: KVSpec, layers: list[LayerOptions]
 ) -> None:
     with pytest.raises(ValueError, match=r"bits=1: at least \d\.\d{3} an element are needed"):
-        make_plan(tiny_model, spec, [], 0, layers, 1.0)
+        make_plan(tiny_model, spec, [], layers, 1.0)
 
 
 def test_the_command_writes_plans_that_a_row_of_a_comparison_takes(tiny_model: LoadedModel, tmp_path: Path) -> None:

@@ -14,15 +14,17 @@ QUESTION_FORMAT = "Question: {question}\nAnswer: {answer}"
 
 @dataclass(frozen=True, slots=True)
 class TokenisedText:
-    """The beginning of a text.
+    """A part of a text.
 
     Attributes:
         name: of its file, without folder and suffix.
         token_ids: what the model is fed, special tokens included where its tokenizer adds them.
+        from_token: tokens of the file before them.
     """
 
     name: str
     token_ids: tuple[int, ...]
+    from_token: int = 0
 
     @property
     def digest(self) -> str:
@@ -59,7 +61,7 @@ def tokenise(path: Path, tokenizer: Tokenizer, num_tokens: int, from_token: int 
     token_ids = tokenizer.encode(read_text(path)).ids
     if len(token_ids) <= from_token:
         raise ValueError(f"{path}: there is no text in it from token {from_token} on")
-    return TokenisedText(path.stem, tuple(token_ids[from_token : from_token + num_tokens]))
+    return TokenisedText(path.stem, tuple(token_ids[from_token : from_token + num_tokens]), from_token)
 
 
 def _question_and_answer(path: Path, number: int, line: str) -> str:

@@ -49,14 +49,16 @@ def measure(
 
 
 def make_plan(
-    model: LoadedModel, spec: KVSpec, texts: Sequence[TokenisedText], from_token: int, layers: Sequence[LayerOptions],
+    model: LoadedModel,
+    spec: KVSpec,
+    texts: Sequence[TokenisedText],
+    layers: Sequence[LayerOptions],
     wanted_bits: float,
-) -> CachePlan:  # fmt: skip
+) -> CachePlan:
     """The plan of least expected KL that takes no more than `wanted_bits` an element.
 
     Args:
         spec: that of `measure`.
-        from_token: where the texts were cut out of their files.
         layers: what `measure` found.
 
     Raises:
@@ -84,7 +86,9 @@ def make_plan(
         origin=Origin(
             version=version("ottserve"),
             texts=tuple(
-                PlannedText(name=text.name, digest=text.digest, from_token=from_token, num_tokens=len(text.token_ids))
+                PlannedText(
+                    name=text.name, digest=text.digest, from_token=text.from_token, num_tokens=len(text.token_ids)
+                )
                 for text in texts
             ),
             wanted_bits=wanted_bits,

@@ -13,12 +13,12 @@ from ottserve.evaluation.environment import environment, model_name, versions
 from ottserve.evaluation.experiments import report
 from ottserve.evaluation.experiments.catalogue import COUNT_FROM, Experiment, Row
 from ottserve.evaluation.experiments.method import Exact
-from ottserve.evaluation.experiments.recall import recall_text
 from ottserve.evaluation.experiments.report import Table
 from ottserve.evaluation.experiments.results import Finding, Findings, Subject
 from ottserve.evaluation.experiments.simulate import measure, run
 from ottserve.evaluation.experiments.variants import Variant
 from ottserve.evaluation.measures import summarise
+from ottserve.evaluation.recall import recall_text
 from ottserve.evaluation.texts import TokenisedText, tokenise
 from ottserve.workers.models.loading import LoadedModel
 
