@@ -16,6 +16,8 @@ from ottserve.evaluation.experiments.ours import (
     ONE_BIT_KEYS,
     OTT,
     ROTATED_KEYS,
+    UNEVEN_KEYS,
+    UNEVEN_VALUES,
 )
 from ottserve.evaluation.experiments.quantisers import Affine, Axis
 from ottserve.evaluation.experiments.rivals.dropping import HeavyHitters, SnapKV, StreamingLLM
@@ -133,6 +135,17 @@ EXPERIMENTS = (
             *_around_rope("fine", FINE),
             *_around_rope("OTT", OTT, WITH_KEY_BIAS),
             *_around_rope("fine", FINE, WITH_KEY_BIAS),
+        ),
+    ),
+    Experiment(
+        "levels",
+        "Should levels lie where a normal distribution has its mass, instead of evenly?",
+        (
+            Row("ours, fine", FINE),
+            Row("ours, fine, uneven values", replace(FINE, values=UNEVEN_VALUES)),
+            Row("ours, accurate", ACCURATE),
+            Row("ours, accurate, uneven values", replace(ACCURATE, values=UNEVEN_VALUES)),
+            Row("ours, accurate, uneven keys", replace(ACCURATE, keys=UNEVEN_KEYS)),
         ),
     ),
     Experiment(

@@ -9,6 +9,7 @@ from ottserve.evaluation.experiments.quantisers import Affine, Axis, Fine, Rotat
 from ottserve.evaluation.experiments.rivals.rotatekv import GroupedHeads
 from ottserve.evaluation.experiments.rivals.sparse import Sparse
 from ottserve.evaluation.experiments.tracing import Trace
+from ottserve.evaluation.experiments.uneven import Uneven
 
 
 def _fitted(bits: int, axis: Axis, *, unbiased: bool) -> Affine:
@@ -30,3 +31,4 @@ FINE_AND_SPARSE = replace(FINE, keys=Sparse(FINE.keys, "channel", 0.003))
 FINER = Coded(_fine(2, 2, 32), FITTED_VALUES, Trace())
 ROTATED_KEYS = Coded(GroupedHeads(_fitted(2, "token", unbiased=False)), FITTED_VALUES, Trace())
 ACCURATE = Coded(_fitted(4, "channel", unbiased=True), FITTED_VALUES, Trace())
+UNEVEN_VALUES, UNEVEN_KEYS = Rotated(Uneven(2, "token")), Uneven(4, "channel")
