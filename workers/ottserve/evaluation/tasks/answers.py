@@ -14,7 +14,7 @@ from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.loading import make_engine
 from ottserve.workers.kv.table import resolve_spec
 from ottserve.workers.models.loading import LoadedModel
-from ottserve.workers.settings import CacheSettings, EngineSettings, SchedulerSettings
+from ottserve.workers.settings import CacheSettings, EngineSettings, GraphSettings, SchedulerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Way:
     max_tokens_per_step: int = 512
 
 
+UNPREPARED = GraphSettings(enabled=False, compile_layers=False)
+"""To capture and compile takes longer than all steps of a comparison."""
 USUAL, OTHER = Way(), Way(max_running=5, max_tokens_per_step=96)
 
 
@@ -85,6 +87,7 @@ def _engine(
             max_tokens_per_step=way.max_tokens_per_step,
             max_prompt_tokens_beside_decoding=way.max_tokens_per_step,
         ),
+        graphs=UNPREPARED,
     )
     return make_engine(settings, model, lambda message: None)
 
