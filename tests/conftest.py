@@ -11,9 +11,11 @@ import sys
 
 from hypothesis import HealthCheck, settings
 
-ASKS_FOR_GPU = "gpu" in sys.argv  # pytest -m gpu
+ON_GPU = "OTTSERVE_TESTS_ON_GPU"  # for the workers of pytest-xdist, which are not told the command line
 
-if not ASKS_FOR_GPU:
+if "gpu" in sys.argv:  # pytest -m gpu
+    os.environ[ON_GPU] = "1"
+if ON_GPU not in os.environ:
     os.environ["TRITON_INTERPRET"] = "1"
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 

@@ -64,9 +64,8 @@ def fill_page(
         scale.copy_((normal(scale).abs() + 0.1) * 3 / 2**layout.k_bits)
         zero.copy_(normal(zero) * 2)
     if layout.k_fine:
-        heads = range(len(page))
-        drawn = [torch.randperm(layout.head_size, generator=generator)[: layout.k_fine].sort().values for _ in heads]
-        layout.fine_channels(page).copy_(torch.stack(drawn))
+        drawn = torch.rand(len(page), layout.head_size, generator=generator, device=device).argsort()
+        layout.fine_channels(page).copy_(drawn[:, : layout.k_fine].sort().values)
     if layout.v_bits < 16:
         scale, zero = layout.value_scales(page)
         scale.copy_((normal(scale).abs() + 0.1) * value_size / 2**layout.v_bits)
