@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from ottserve.kernels.attend_decode.triton import attend_decode
 from ottserve.kernels.attend_prefill.triton import attend_prefill
@@ -56,24 +57,44 @@ def decode_seconds(layout: PageLayout, shape: Shape, device: torch.device) -> tu
     copies = max(1, min(8, 2**21 // (shape.num_rows * shape.length)))
     outliers = 0 if layout.k_bits == 16 else PLACES
     cases = decode_cases(layout, shape.num_rows, shape.length, KV_HEADS, shape.gqa, device, outliers, copies)
+    turning = frequencies(shape.head_size, device) if layout.turns_keys else None
     works = [
         lambda c=case: attend_decode(
-            c.q, c.pages, c.slots, layout, c.page_table, c.num_pages, c.slot_ids, c.lengths, c.scale
+            c.q,
+            c.pages,
+            c.slots,
+            layout,
+            c.page_table,
+            c.num_pages,
+            c.slot_ids,
+            c.lengths,
+            c.scale,
+            frequencies=turning,
         )
         for case in cases
     ]
     return seconds_each(works, device), cases[0].page_bytes + cases[0].exact_bytes
 
 
-def decode_lines(bits: list[tuple[int, int]], shapes: list[Shape], device: torch.device) -> Iterator[Line]:
-    """Every policy at every shape, each after the fp16 kernel at that shape."""
+def frequencies(head_size: int, device: torch.device) -> Tensor:
+    """Turns a position of each pair of channels, fp32 `[D / 2]`, as in Llama 3."""
+    return 500_000.0 ** -(torch.arange(0, head_size, 2, device=device) / head_size) / (2 * torch.pi)
+
+
+def decode_lines(layouts: Sequence[PageLayout], shapes: list[Shape], device: torch.device) -> Iterator[Line]:
+    """Every layout at every shape, in the head size of the shape, each after the fp16 kernel at that shape."""
     for shape in shapes:
         fp16_seconds, fp16_bytes = decode_seconds(exact(shape.head_size), shape, device)
         yield Line("attend_decode", "fp16", str(shape), fp16_seconds, fp16_bytes, 1.0)
-        for k_bits, v_bits in bits:
-            layout = PageLayout(128, shape.head_size, k_bits, v_bits)
-            seconds, num_bytes = decode_seconds(layout, shape, device)
-            yield Line("attend_decode", f"K{k_bits} V{v_bits}", str(shape), seconds, num_bytes, fp16_seconds / seconds)
+        for layout in layouts:
+            seconds, num_bytes = decode_seconds(replace(layout, head_size=shape.head_size), shape, device)
+            yield Line("attend_decode", name_of(layout), str(shape), seconds, num_bytes, fp16_seconds / seconds)
+
+
+def name_of(layout: PageLayout) -> str:
+    """Bits of keys and values; behind a plus, how many key channels have how many bits more; "turned": before RoPE."""
+    fine = f"+{layout.k_fine}×{layout.k_fine_bits}" if layout.k_fine else ""
+    return f"K{layout.k_bits}{fine} V{layout.v_bits}" + (" turned" if layout.turns_keys else "")
 
 
 def seal_line(num_rows: int, fit_rounds: int, device: torch.device) -> Line:
