@@ -4,6 +4,7 @@ everything comes back."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -55,6 +56,7 @@ class FakeStore:
         for move in moves:
             match move:
                 case TakeSnapshot(slot_id, snapshot):
+                    assert snapshot.num_pages == self.slots[slot_id][1]
                     snapshot.tensors = self.slots[slot_id][0]
                     snapshot.num_certain_pages = int(snapshot.num_pages * self.certain_share)
                 case BeginFromSnapshot(slot_id, num_pages, snapshot):
@@ -69,23 +71,43 @@ class FakeStore:
                 case CopySlot(from_slot_id, to_slot_id):
                     self.slots[to_slot_id] = self.slots[from_slot_id]
 
-    def run(self, plan: StepPlan) -> None:
+    def run(self, plan: StepPlan, chosen: list[int]) -> None:
+        """Compute a plan; `chosen` are the tokens that a device has of the step before."""
         for part in plan.parts:
             if part.start == 0:
                 self.slots[part.slot_id] = (), 0
             stored, num_sealed = self.slots[part.slot_id]
             assert (len(stored), num_sealed) == (part.start, part.num_sealed)
             self.check_history(part, stored)
-            stored += part.token_ids
+            stored += known(part.token_ids, chosen)
             while len(stored) >= SPEC.seal_point(num_sealed):
                 num_sealed += 1
                 self.pages[part.page_ids[num_sealed - 1]] = stored[: num_sealed * 4]
             assert len(part.page_ids) == num_sealed
             self.slots[part.slot_id] = stored, num_sealed
 
+    def take_back(self, slot_id: int) -> None:
+        """The newest token will be written over."""
+        stored, num_sealed = self.slots[slot_id]
+        self.slots[slot_id] = stored[:-1], num_sealed
+
     def check_history(self, part: SequenceStep, stored: tuple[int, ...]) -> None:
         for number, page_id in enumerate(part.page_ids[: part.num_sealed], start=1):
             assert self.pages[page_id] == stored[: number * 4]
+
+
+def known(token_ids: tuple[int, ...], chosen: list[int]) -> tuple[int, ...]:
+    return tuple(chosen[-1 - token_id] if token_id < 0 else token_id for token_id in token_ids)
+
+
+@dataclass
+class Begun:
+    """A step of both schedulers whose tokens are to come; `chosen` is what the device takes for them."""
+
+    plan: StepPlan
+    sequences: list[Sequence | None]
+    twins: list[Sequence | None]
+    chosen: list[int]
 
 
 class Requests(RuleBasedStateMachine):
@@ -112,6 +134,7 @@ class Requests(RuleBasedStateMachine):
         )
         self.live: dict[str, GenerationTask] = {}
         self.tokens: dict[SampleKey, list[int]] = {}
+        self.begun: Begun | None = None
         self.num_steps = self.let_in_at = 0
 
     @rule(
@@ -123,15 +146,16 @@ class Requests(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 1, 2, 3, 6]),
         priority=st.integers(-1, 1),
         patience=st.none() | st.integers(1, 20),
+        sampling=st.sampled_from([SamplingParams(), SamplingParams(top_p=0.5), SamplingParams(presence_penalty=1.0)]),
     )
     def add(
         self, request_id: str, family: int, salt: str, num_prompt: int, num_new: int, n: int, priority: int,
-        patience: int | None,
+        patience: int | None, sampling: SamplingParams,
     ) -> None:  # fmt: skip
         deadline_at = None if patience is None else self.now + patience
         prompt = tuple(range(10 + family, 10 + family + num_prompt))
         task = GenerationTask(
-            request_id, prompt, SamplingParams(), StopParams(num_new), self.now, deadline_at,
+            request_id, prompt, sampling, StopParams(num_new), self.now, deadline_at,
             priority=priority, cache_salt=salt, n=n,
         )  # fmt: skip
         waiting = self.scheduler.num_waiting, self.scheduler.num_waiting_tokens
@@ -176,36 +200,76 @@ class Requests(RuleBasedStateMachine):
         assert self.scheduler.flush_cache() == self.twin.flush_cache() == num_cached
         assert self.ledger.pages.cached == 0
 
-    @rule(sampled=tokens, aborted=st.none() | request_ids)
-    def step(self, sampled: list[int], aborted: str | None) -> None:
-        """One step, with an abort between launch and result if `aborted` names someone."""
-        plan = self.plan()
+    @rule(sampled=tokens, aborted=st.none() | request_ids, ahead=st.booleans(), wrong=st.none() | request_ids)
+    def step(self, sampled: list[int], aborted: str | None, ahead: bool, wrong: str | None) -> None:
+        """One step, with an abort between launch and result if `aborted` names someone.
+
+        Its tokens are committed when the next step has begun, if that may be `ahead`. What a device holds of `wrong`'s,
+        if that draws of the likeliest only, is not what is chosen.
+        """
+        before = self.begun
+        if before is not None and not self.scheduler.can_plan_ahead:
+            self.begun = None
+            self.commit(before, wrong)
+            before = None
+        self.begun = begun = self.launch(sampled)
         if aborted is not None:
             self.abort(aborted)
-        token_ids = sampled[: len(plan.sampling)]
-        events = self.scheduler.commit(self.scheduler.begin(plan), token_ids)
-        assert self.twin.commit(self.twin.begin(plan), token_ids) == events
-        self.carry_out()
+        if before is not None:
+            self.commit(before, wrong)
+        if not ahead:
+            self.begun = None
+            self.commit(begun, wrong)
         self.num_steps += 1
-        for key, token_id, event in zip(plan.sampling, token_ids, events, strict=True):
-            assert (event is None) == (key.request_id == aborted)
-            assert event is None or (event.request_id, event.index, event.token_id) == (*key, token_id)
-        events = [event for event in events if event is not None]
-        for event in events:
-            self.tokens.setdefault(
-                SampleKey(event.request_id, event.index), list(self.live[event.request_id].prompt_ids)
-            )
-        for event in events:
-            self.take(SampleKey(event.request_id, event.index), event.token_id, event.finish)
 
-    @rule(count=st.integers(1, 12))
-    def go_on(self, count: int) -> None:
+    @rule(count=st.integers(1, 12), ahead=st.booleans())
+    def go_on(self, count: int, ahead: bool) -> None:
         for _ in range(count):
-            self.step([1] * NUM_SLOTS, None)
+            self.step([1] * NUM_SLOTS, None, ahead, None)
+
+    def launch(self, sampled: list[int]) -> Begun:
+        plan = self.plan()
+        begun = Begun(
+            plan, list(self.scheduler.begin(plan)), list(self.twin.begin(plan)), sampled[: len(plan.sampling)]
+        )
+        self.carry_out()
+        for key in plan.sampling:
+            self.tokens.setdefault(key, list(self.live[key.request_id].prompt_ids))
+        return begun
+
+    def commit(self, begun: Begun, wrong: str | None) -> None:
+        token_ids = list(begun.chosen)
+        for place, sequence in enumerate(begun.sequences):
+            if sequence is not None and sequence.request_id == wrong and sequence.task.sampling.cuts:
+                token_ids[place] += 1
+        dropped = [sequence is None or sequence.ending is not None for sequence in begun.sequences]
+        events = self.scheduler.commit(begun.sequences, token_ids)
+        assert self.twin.commit(begun.twins, token_ids) == events
+        assert [event is None for event in events] == dropped
+        for place, (token_id, event) in enumerate(zip(token_ids, events, strict=True)):
+            if event is not None:
+                assert (event.request_id, event.index, event.token_id) == (*begun.plan.sampling[place], token_id)
+                self.take(SampleKey(event.request_id, event.index), token_id, event.finish)
+            if token_id != begun.chosen[place]:
+                self.take_back(begun.sequences[place], begun.twins[place])
+        self.carry_out()
+
+    def take_back(self, sequence: Sequence | None, twin: Sequence | None) -> None:
+        begun = self.begun
+        if sequence is None or twin is None or begun is None or sequence not in begun.sequences:
+            return
+        place = begun.sequences.index(sequence)
+        begun.sequences[place] = begun.twins[place] = None
+        if sequence.ending is None and twin.ending is None:
+            self.scheduler.take_back(sequence)
+            self.twin.take_back(twin)
+            assert sequence.lease is not None
+            self.store.take_back(sequence.lease.slot_id)
+            self.twin_store.take_back(sequence.lease.slot_id)
 
     def plan(self) -> StepPlan:
         before = set(self.scheduler._running), self.scheduler.num_preemptions
-        others_decode = any(sequence.is_decoding for sequence in self.scheduler._running.values())
+        others_decode = any(s.is_decoding and not self.pauses(s) for s in self.scheduler._running.values())
         plan = self.scheduler.plan()
         assert self.scheduler.plan() == self.twin.plan() == plan
         self.check_order(*before)
@@ -214,8 +278,9 @@ class Requests(RuleBasedStateMachine):
         if others_decode:
             assert sum(len(part.token_ids) for part in plan.chunks) <= self.beside
         self.carry_out()
-        self.store.run(plan)
-        self.twin_store.run(plan)
+        chosen = [] if self.begun is None else self.begun.chosen
+        self.store.run(plan, chosen)
+        self.twin_store.run(plan, chosen)
         return plan
 
     def carry_out(self) -> None:
@@ -257,8 +322,8 @@ class Requests(RuleBasedStateMachine):
 
     def check_plan(self, plan: StepPlan) -> None:
         assert plan.num_tokens <= self.budget
-        assert plan.is_empty == (not self.live)
-        decoding = {key for key, s in self.scheduler._running.items() if s.is_decoding}
+        assert self.begun or plan.is_empty == (not self.live)
+        decoding = {key for key, s in self.scheduler._running.items() if s.is_decoding and not self.pauses(s)}
         assert {SampleKey(part.request_id, part.index) for part in plan.decodes} == decoding
         slot_ids = [part.slot_id for part in plan.parts]
         assert len(set(slot_ids)) == len(slot_ids) and 0 not in slot_ids
@@ -268,10 +333,19 @@ class Requests(RuleBasedStateMachine):
         for part in plan.parts:
             self.check_part(part)
 
+    def pauses(self, sequence: Sequence) -> bool:
+        """Whether its last token is to come, or one on which a seal depends."""
+        seals = len(sequence.token_ids) == SPEC.seal_point(sequence.pages_at(sequence.num_stored, SPEC))
+        return sequence.is_complete or (sequence.num_unknown > 0 and sequence.task.sampling.cuts and seals)
+
     def check_part(self, part: SequenceStep) -> None:
-        so_far = self.tokens[SampleKey(part.request_id, part.index)]
+        key = SampleKey(part.request_id, part.index)
+        so_far, chosen = self.tokens[key], []
+        if self.begun is not None and self.scheduler._running[key] in self.begun.sequences:
+            chosen = self.begun.chosen
+            so_far = [*so_far, chosen[self.begun.plan.sampling.index(key)]]
         end = part.start + len(part.token_ids)
-        assert part.token_ids == tuple(so_far[part.start : end]) != ()
+        assert known(part.token_ids, chosen) == tuple(so_far[part.start : end]) != ()
         assert part.samples == (end == len(so_far))
         is_prompt = len(so_far) == len(self.live[part.request_id].prompt_ids)
         assert part.num_samples == (self.live[part.request_id].n if is_prompt else 1)
@@ -306,11 +380,11 @@ class Requests(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Left alone, everyone gets to the end and nothing stays held."""
-        steps_left = sum(t.n * (len(t.prompt_ids) + t.stops.max_new_tokens) for t in self.live.values())
+        steps_left = 2 * sum(t.n * (len(t.prompt_ids) + t.stops.max_new_tokens) for t in self.live.values())
         while self.live:
             assert steps_left > 0, f"{list(self.live)} never end"
             steps_left -= 1
-            self.step([1] * NUM_SLOTS, None)
+            self.step([1] * NUM_SLOTS, None, steps_left % 3 > 0, None)
         assert self.scheduler.is_idle
         assert self.ledger.pages.used == self.ledger.slots.used == 0
         assert self.scheduler.flush_cache() == NUM_PAGES - 1 - self.ledger.pages.free or self.ledger.pages.cached == 0

@@ -53,6 +53,11 @@ class SamplingParams:
         """Whether a logit depends on the tokens before."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
+    @property
+    def cuts(self) -> bool:
+        """Whether a token is drawn of only the likeliest."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
 
 @dataclass(frozen=True, slots=True)
 class StopParams:

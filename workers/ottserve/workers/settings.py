@@ -112,6 +112,10 @@ class SchedulerSettings(Section):
     )
     max_waiting: int = Field(256, ge=1, description="Requests that may wait.")
     max_waiting_tokens: int = Field(262144, ge=1, description="Prompt tokens that may wait, over all requests.")
+    overlap: bool | None = Field(
+        None,
+        description="Launch a step before the tokens of the last one are read; default: on a GPU yes, on a CPU no.",
+    )
     aligned_chunks: bool = Field(
         False, description="Cut prompts at seal points, so that any way of computing them gives the same codes."
     )

@@ -14,7 +14,7 @@ class Snapshot:
     """The outliers of a chain of pages, kept beside it for as long as one of these pages is in the prefix cache.
 
     Attributes:
-        num_pages: pages of the chain when it was taken.
+        num_pages: pages that the sequence had sealed when it was taken; the chain may have fewer.
         num_certain_pages: as of any of this many leading pages it is known exactly which outliers there were and that
             no head was frozen. A frozen head does not tell since when it is, only that its last outlier came before.
         tensors: what was taken; None until then, or if it failed.

@@ -119,7 +119,8 @@ class Placement:
         """Let others use the sealed pages of a running sequence."""
         lease = self._ledger.lease_of(sequence.key)
         page_ids = lease.page_ids[: sequence.pages_at(sequence.num_stored, self._spec)]
-        snapshot = self._prefix.insert(sequence.token_ids, sequence.task.cache_salt, page_ids)
+        num_sealed = sequence.pages_at(sequence.num_stored + sequence.num_ahead, self._spec)
+        snapshot = self._prefix.insert(sequence.token_ids, sequence.task.cache_salt, page_ids, num_sealed)
         if snapshot is not None:
             self._moves.append(TakeSnapshot(lease.slot_id, snapshot))
 

@@ -24,7 +24,8 @@ class SequenceStep(NamedTuple):
     Attributes:
         request_id: whose it is.
         slot_id: its slot; 0 is the dummy that padding writes to and nothing reads.
-        token_ids: the tokens to compute, in order.
+        token_ids: the tokens to compute, in order. One that the step before is still to choose is told by its place
+            among those that that one chooses, as −1 − place; only a decode row has such a token.
         start: position of the first of them; as many tokens are stored already.
         page_ids: every page of the sequence once this step has sealed, oldest first.
         num_sealed: pages that hold history before the step; `page_ids[num_sealed:]` are filled in it.

@@ -109,8 +109,15 @@ class PrefixCache:
                 return index
         return max_pages
 
-    def insert(self, tokens: SequenceOf[int], salt: str, page_ids: tuple[int, ...]) -> Snapshot | None:
+    def insert(
+        self, tokens: SequenceOf[int], salt: str, page_ids: tuple[int, ...], num_sealed: int | None = None
+    ) -> Snapshot | None:
         """Keep the pages of a sequence, which must hold them now.
+
+        Args:
+            tokens, salt: what the pages hold, and for whom.
+            page_ids: the pages, oldest first.
+            num_sealed: pages that the sequence has sealed by now, where these are not all.
 
         Returns:
             The snapshot to be taken of its outliers; None if none of its pages is new to the cache, or can be put in.
@@ -120,7 +127,7 @@ class PrefixCache:
         known = list(self._chain(tokens, salt, len(page_ids)))
         if [page.page_id for page in known] != list(page_ids[: len(known)]):
             return None
-        snapshot = Snapshot(num_pages=len(page_ids))
+        snapshot = Snapshot(num_pages=len(page_ids) if num_sealed is None else num_sealed)
         before: CachedPage | str = known[-1] if known else salt
         num_before = len(known)
         for index in range(num_before, len(page_ids)):

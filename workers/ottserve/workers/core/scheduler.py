@@ -12,7 +12,9 @@ A step of the engine reads
     events = scheduler.commit(sequences, token_ids)
     … carry out scheduler.take_moves() …
 
-The same calls at the same times give the same plans.
+or, while `can_plan_ahead` says so, with the next plan and its `begin` between `begin` and `commit`: that plan has the
+tokens of this step by their places. No more than two steps have begun at once. The same calls at the same times give
+the same plans.
 """
 
 from __future__ import annotations
@@ -128,6 +130,11 @@ class Scheduler:
     def preempted_bytes(self) -> int:
         """Host memory of those that were preempted and wait."""
         return sum(sequence.saved.num_bytes for sequence in self._waiting if sequence.saved is not None)
+
+    @property
+    def can_plan_ahead(self) -> bool:
+        """Whether nobody needs the tokens of the step that has begun, before the next one is planned."""
+        return not any(sequence.num_unknown and sequence.needs_tokens for sequence in self._running.values())
 
     @property
     def is_idle(self) -> bool:
@@ -246,6 +253,14 @@ class Scheduler:
         taken = zip(sequences, token_ids, strict=True)
         return tuple(self._advance(sequence, token_id, now) for sequence, token_id in taken)
 
+    def take_back(self, sequence: Sequence) -> None:
+        """A step that has begun went on with another token than `commit` was told: what it does is done again.
+
+        What it chooses for the sequence is not to be committed.
+        """
+        self._plan = None
+        sequence.forget_expected()
+
     def flush_cache(self) -> int:
         """Drop the cached pages that no live request uses; how many there were."""
         self._plan = None
@@ -261,7 +276,7 @@ class Scheduler:
         sequence = self._running.get(SampleKey(part.request_id, part.index))
         if sequence is None:
             return
-        sequence.num_stored = part.start + len(part.token_ids)
+        sequence.num_stored, sequence.num_ahead = part.start + len(part.token_ids), 0
         if part.samples and not sequence.is_decoding:
             self._placement.publish(sequence)
             for fork in self._placement.fork(sequence):
@@ -278,12 +293,13 @@ class Scheduler:
 
     def _make_plan(self) -> StepPlan:
         self._grow_decoding()
-        decodes = [sequence.next_step(1, self._spec) for sequence in self._decoding()]
+        ready = (sequence for sequence in self._decoding() if not self._must_wait(sequence))
+        decodes = [sequence.next_step(1, self._spec) for sequence in ready]
         chunks: list[SequenceStep] = []
         budget = self._limits.prompt_budget(len(decodes))
         self._first_waits_for = WaitReason.QUEUE
         for sequence in self._prompts_and_waiting():
-            if self._chunk_length(sequence, budget) == 0:
+            if self._chunk_length(sequence, budget) == 0 or self._must_wait(sequence):
                 break
             if (reason := self._admit(sequence)) is not None:
                 self._first_waits_for = reason
@@ -297,6 +313,11 @@ class Scheduler:
     def _decoding(self) -> list[Sequence]:
         """Running sequences of which a step computes one token."""
         return [sequence for sequence in self._running.values() if sequence.is_decoding and not sequence.is_complete]
+
+    def _must_wait(self, sequence: Sequence) -> bool:
+        """Whether its newest token has to be known first: what a step seals can't be taken back."""
+        num_stored, spec = sequence.num_stored, self._spec
+        return sequence.is_unsure and sequence.pages_at(num_stored + 1, spec) > sequence.pages_at(num_stored, spec)
 
     def _prompts_and_waiting(self) -> list[Sequence]:
         """Running sequences whose prompt is not computed, in order of admission, then those that wait, by rank."""

@@ -31,6 +31,8 @@ class Sequence:
         token_ids: prompt and completion so far; the newest token is not stored before the step that computes it.
         num_unknown: how many of them, the last ones, steps that have begun are still to choose.
         num_stored: leading tokens whose keys and values are in the cache.
+        num_ahead: tokens that were stored beyond these, and don't count: a step had begun for one that has ended, or
+            with a token that another took the place of.
         num_reused_pages: pages that it took from the prefix cache. Its tail began empty behind them.
         num_cached_tokens: prompt tokens in these pages, for the caller to know.
         lease: slots and pages, None while waiting and once ended.
@@ -48,6 +50,7 @@ class Sequence:
     token_ids: list[int] = field(init=False)
     num_unknown: int = field(init=False, default=0)
     num_stored: int = 0
+    num_ahead: int = 0
     num_reused_pages: int = 0
     num_cached_tokens: int = 0
     lease: Lease | None = None
@@ -92,6 +95,16 @@ class Sequence:
     def is_complete(self) -> bool:
         """Whether the last token that it may have is chosen, so that no step needs to compute it."""
         return len(self.token_ids) - len(self.task.prompt_ids) >= self.task.stops.max_new_tokens
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether the host has to know its tokens, not only how many there are, before the next one can be chosen."""
+        return self.task.form is not None or self.task.sampling.penalises
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the device may go on with another token than is chosen in the end (`engine/sampler.py`)."""
+        return self.num_unknown > 0 and self.task.sampling.cuts
 
     @property
     def num_pending(self) -> int:
@@ -147,10 +160,15 @@ class Sequence:
         self.num_unknown += 1
 
     def forget_expected(self) -> None:
-        """Drop the tokens that are not known yet, and what was stored of them: it has ended without them."""
+        """Drop the tokens that are not known yet: it has ended without them, or goes on with others.
+
+        Nor does what a step has begun to store of the newest one that is known count, which would come next.
+        """
         del self.token_ids[len(self.token_ids) - self.num_unknown :]
         self.num_unknown = 0
-        self.num_stored = min(self.num_stored, len(self.token_ids))
+        num_ahead = max(0, self.num_stored - (len(self.token_ids) - 1))
+        self.num_stored -= num_ahead
+        self.num_ahead += num_ahead
 
     def advance(self, token_id: int, eos_token_ids: Collection[int], now: float) -> FinishReason | None:
         """Take the first token that was expected; say why the sequence ends with it, None if it goes on.

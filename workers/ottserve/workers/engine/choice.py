@@ -43,8 +43,7 @@ class Draw(NamedTuple):
     @classmethod
     def by(cls, params: SamplingParams) -> Draw:
         """As a request asks for it."""
-        is_cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
-        way = Way.LIKELIEST if params.temperature <= 0 else Way.OF_SOME if is_cut else Way.OF_ALL
+        way = Way.LIKELIEST if params.temperature <= 0 else Way.OF_SOME if params.cuts else Way.OF_ALL
         return cls(way, 1 / max(params.temperature, MIN_TEMPERATURE), params.top_k, params.top_p, params.min_p)
 
 

@@ -47,8 +47,13 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A step that was given to the device."""
+    """A step that was given to the device.
 
+    Attributes:
+        chosen: int64 on the device, the tokens of `plan.sampling`, with which a next step can go on.
+    """
+
+    chosen: Tensor
     forms: list[Tensor | OttserveError | None]
     sampled: Sampled
     is_finite: int
@@ -68,12 +73,17 @@ class Flight:
 
 
 class Computer:
-    """The device's side of an engine."""
+    """The device's side of an engine.
+
+    Attributes:
+        needs_tokens: whether the tokens of a step have to be known before the next one is launched.
+    """
 
     def __init__(
         self, store: KVStore, runner: Runner, sampler: Sampler, correction: Correction | None, max_pages: int
     ) -> None:
         """`max_pages`: of one sequence."""
+        self.needs_tokens = correction is not None
         self._store = store
         self._runner = runner
         self._sampler = sampler
@@ -85,7 +95,7 @@ class Computer:
         self._runner.move(moves)
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan, live: Mapping[str, LiveRequest]) -> Flight:
+    def launch(self, plan: StepPlan, live: Mapping[str, LiveRequest], before: Flight | None = None) -> Flight:
         """Give a plan that is not empty to the device, which computes it and stores its keys and values.
 
         All that the device is to know goes there in one copy, and all that the host is to hear comes back in one;
@@ -93,6 +103,7 @@ class Computer:
 
         Args:
             live: the requests of the plan, by id.
+            before: the step that has not landed yet, where the plan has tokens of it by their places.
         """
         forms = [_permitted(live[key.request_id], key.index) for key in plan.sampling]
         rows = [
@@ -101,13 +112,15 @@ class Computer:
         ]
         pack, readout = Pack(), Readout()
         choice = self._sampler.prepare(pack, rows)
-        run = self._prepare(pack, plan, live)
+        run = self._prepare(pack, plan, live, None if before is None else before.chosen)
         sent = pack.send(self._store.device)
         logits, read_pieces = run(sent, readout)
         is_finite = readout.add(logits.amax(-1).isfinite())
         count_corrected = self._correct(plan, logits, rows, readout)
+        if choice.needs_logits:
+            logits = logits.clone()  # a next step may have overwritten them when the tokens of this one are read
         sampled = self._sampler.sample(logits, choice, sent, readout)
-        return Flight(forms, sampled, is_finite, count_corrected, read_pieces, readout.send())
+        return Flight(sampled.token_ids, forms, sampled, is_finite, count_corrected, read_pieces, readout.send())
 
     def _correct(
         self, plan: StepPlan, logits: Tensor, rows: Sequence[SampledRow], readout: Readout
@@ -120,7 +133,7 @@ class Computer:
         return self._correction.correct(logits, [row.history for row in rows], num_sealed, readout)
 
     def _prepare(
-        self, pack: Pack, plan: StepPlan, live: Mapping[str, LiveRequest]
+        self, pack: Pack, plan: StepPlan, live: Mapping[str, LiveRequest], chosen: Tensor | None
     ) -> Callable[[Sent, Readout], tuple[Tensor, ReadPieces]]:
         """Put the inputs of the model into `pack`; gives what runs it then, and tells how to read what it says of
         prompts."""
@@ -133,7 +146,7 @@ class Computer:
         def run(sent: Sent, readout: Readout) -> tuple[Tensor, ReadPieces]:
             if news is not None:
                 table.update(news, sent)
-            step = inputs.tensors(sent, table)
+            step = inputs.tensors(sent, table, chosen)
             if not asked:
                 return runner.run(step), _no_pieces
             logits, hidden = runner.run_keeping_hidden(step)

@@ -8,10 +8,11 @@ from itertools import accumulate, chain
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.core.plan import SequenceStep, StepPlan
-from ottserve.workers.engine.pack import Pack, Sent
+from ottserve.workers.engine.pack import Pack, Place, Sent
 from ottserve.workers.engine.page_table import PageTable
 from ottserve.workers.kv.step import AppendRound, Chunks, DecodeRows, SealBatch, StepTensors
 
@@ -23,6 +24,7 @@ class StepInputs:
         """Put the numbers of a plan that is not empty into `pack`."""
         self._num_decodes = len(plan.decodes)
         self._tokens = pack.indices(list(chain.from_iterable(part.token_ids for part in plan.parts)))
+        self._to_come = _to_come(pack, plan.decodes)
         self._positions = pack.indices(_positions(plan))
         fresh = [part.slot_id for part in plan.chunks if part.start == 0]
         self._fresh_slots = pack.indices(fresh) if fresh else None
@@ -32,10 +34,19 @@ class StepInputs:
         full = [(part, part.num_sealed) for part in plan.decodes if len(part.page_ids) > part.num_sealed]
         self._decode_seal = _seal_batch(pack, full, spec) if full else None
 
-    def tensors(self, sent: Sent, table: PageTable) -> StepTensors:
-        """The step's tensors, of what came of the pack; `table` knows the pages of the decode rows."""
+    def tensors(self, sent: Sent, table: PageTable, chosen: Tensor | None = None) -> StepTensors:
+        """The step's tensors, of what came of the pack.
+
+        Args:
+            table: knows the pages of the decode rows.
+            chosen: int64, the tokens that the step before chooses, where the plan names some by their places.
+        """
+        token_ids = sent[self._tokens]
+        if self._to_come is not None and chosen is not None:
+            rows, places = sent[self._to_come]
+            token_ids.index_copy_(0, rows, chosen.index_select(0, places))
         return StepTensors(
-            token_ids=sent[self._tokens].unsqueeze(0),
+            token_ids=token_ids.unsqueeze(0),
             position_ids=sent[self._positions].unsqueeze(0),
             num_decodes=self._num_decodes,
             fresh_slots=None if self._fresh_slots is None else sent[self._fresh_slots],
@@ -56,6 +67,12 @@ def build_step(plan: StepPlan, spec: KVSpec, device: torch.device) -> StepTensor
     if news is not None:
         table.update(news, sent)
     return inputs.tensors(sent, table)
+
+
+def _to_come(pack: Pack, parts: Sequence[SequenceStep]) -> Place | None:
+    """Decode rows whose token is not known yet, and the places of these tokens in the step before, int64 `[2, n]`."""
+    rows = [(row, -1 - part.token_ids[0]) for row, part in enumerate(parts) if part.token_ids[0] < 0]
+    return pack.indices(list(zip(*rows, strict=True))) if rows else None
 
 
 def _positions(plan: StepPlan) -> NDArray[np.int64]:

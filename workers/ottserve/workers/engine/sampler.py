@@ -86,10 +86,18 @@ class SampledRow(NamedTuple):
 
 
 class SampledToken(NamedTuple):
-    """A chosen token, and its logprob where asked for."""
+    """A chosen token.
+
+    Attributes:
+        token_id: the token.
+        logprob: how likely it was, where asked for.
+        is_on_device: whether it is what `Sampled.token_ids` has; another may be there where the row needed more
+            candidates.
+    """
 
     token_id: int
     logprob: TokenLogprob | None = None
+    is_on_device: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,7 @@ class Sampled:
     """What the rows of a step have chosen.
 
     Attributes:
-        token_ids: int64 `[S]` on the device.
+        token_ids: int64 `[S]` on the device, right but for rows that need more candidates.
         read: from what was fetched to S tokens. It computes, and waits for, the rows that need more candidates; there
             are few.
     """
@@ -108,13 +116,47 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The host's part of sampling, in a pack."""
+    """The host's part of sampling, in a pack.
 
-    rows: Sequence[SampledRow]
+    Attributes:
+        ways: how each row draws.
+        uniforms: the number that each draws with.
+        draws: both, where a row draws at all.
+        adjustments: what is done to logits before; None where no row asks for anything, or it has been done.
+        told: by row, how many of the likeliest tokens are told beside its own.
+        told_rows: the rows of `told`.
+    """
+
+    ways: Sequence[Draw]
+    uniforms: Sequence[float]
     draws: Draws
     adjustments: Adjustments | None
     told: dict[int, int]
     told_rows: Place | None
+
+    @classmethod
+    def of(
+        cls,
+        pack: Pack,
+        ways: Sequence[Draw],
+        uniforms: Sequence[float],
+        told: dict[int, int],
+        adjustments: Adjustments | None = None,
+    ) -> Choice:
+        """Put into `pack` how rows draw, and which are told of."""
+        drawn = any(draw.way is not Way.LIKELIEST for draw in ways)
+        draws = pack_draws(pack, ways, uniforms) if drawn else Draws(None, None)
+        return cls(ways, uniforms, draws, adjustments, told, pack.indices(list(told)) if told else None)
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the logits may be read again once the tokens are read."""
+        return self.draws.of_some is not None
+
+    def again(self, pack: Pack, index: Sequence[int]) -> Choice:
+        """The same choice of some rows, whose logits have been adjusted, with the same numbers."""
+        told = {place: self.told[row] for place, row in enumerate(index) if row in self.told}
+        return Choice.of(pack, [self.ways[row] for row in index], [self.uniforms[row] for row in index], told)
 
 
 class Sampler:
@@ -130,13 +172,8 @@ class Sampler:
         asking = [row for row, each in enumerate(rows) if each.sampling.may_adjust or each.permitted is not None]
         wishes = {row: its for row in asking if (its := self._wishes(rows[row])).is_any}
         told = {row: num for row, each in enumerate(rows) if (num := each.sampling.num_logprobs) is not None}
-        return Choice(
-            rows=rows,
-            draws=_draws(pack, rows),
-            adjustments=Adjustments(pack, self._counts, wishes) if wishes else None,
-            told=told,
-            told_rows=pack.indices(list(told)) if told else None,
-        )
+        adjustments = Adjustments(pack, self._counts, wishes) if wishes else None
+        return Choice.of(pack, [row.sampling.draw for row in rows], _uniforms(rows), told, adjustments)
 
     @torch.inference_mode()
     def sample(
@@ -145,7 +182,8 @@ class Sampler:
         """Choose a token for each row.
 
         Args:
-            logits: `[S, V]`, any float dtype; not changed, and not to be changed before the result is read.
+            logits: `[S, V]`, any float dtype; not changed, and where the choice `needs_logits` not to be changed before
+                the result is read.
             choice: S rows.
             sent: what came of the pack they are in.
             readout: takes what has to reach the host.
@@ -155,6 +193,11 @@ class Sampler:
         if choice.adjustments is not None:
             adjusted = logits.to(torch.float32, copy=True)
             choice.adjustments.apply(adjusted, sent)
+        return self._sample(logits, adjusted, choice, sent, readout, num_candidates)
+
+    def _sample(
+        self, logits: Tensor, adjusted: Tensor, choice: Choice, sent: Sent, readout: Readout, num_candidates: int
+    ) -> Sampled:
         token_ids, is_right = choose(adjusted, choice.draws, sent, num_candidates)
         chosen = readout.add(token_ids)
         right = None if is_right is None else readout.add(is_right)
@@ -170,20 +213,22 @@ class Sampler:
             if right is not None and choice.draws.of_some is not None:
                 of_some = zip(choice.draws.of_some.index, fetched[right].tolist(), strict=True)
                 wrong = [row for row, is_so in of_some if not is_so]
-                for row, token in zip(wrong, self._sample_of_all(logits, choice, wrong), strict=True):
-                    tokens[row] = token
+                for row, token in zip(wrong, self._sample_of_all(logits, adjusted, choice, wrong), strict=True):
+                    tokens[row] = token._replace(is_on_device=token.token_id == ids[row])
             return tokens
 
         return Sampled(token_ids, read)
 
-    def _sample_of_all(self, logits: Tensor, choice: Choice, index: list[int]) -> list[SampledToken]:
+    @torch.inference_mode()
+    def _sample_of_all(self, logits: Tensor, adjusted: Tensor, choice: Choice, index: list[int]) -> list[SampledToken]:
         if not index:
             return []
         pack, readout = Pack(), Readout()
-        again = self.prepare(pack, [choice.rows[row] for row in index])
-        rows = pack.indices(index)
+        again, rows = choice.again(pack, index), pack.indices(index)
         sent = pack.send(logits.device)
-        sampled = self.sample(logits[sent[rows]], again, sent, readout, logits.shape[-1])
+        own = logits[sent[rows]]
+        own_adjusted = own if adjusted is logits else adjusted[sent[rows]]
+        sampled = self._sample(own, own_adjusted, again, sent, readout, logits.shape[-1])
         return sampled.read(readout.send().fetch())
 
     def _wishes(self, row: SampledRow) -> Wishes:
@@ -194,9 +239,10 @@ class Sampler:
         return Wishes(sampling.params, barred, row.permitted, row.history)
 
 
-def _draws(pack: Pack, rows: Sequence[SampledRow]) -> Draws:
-    draws = [row.sampling.draw for row in rows]
-    if all(draw.way is Way.LIKELIEST for draw in draws):
-        return Draws(None, None)
+def _uniforms(rows: Sequence[SampledRow]) -> list[float]:
+    """A number for each row; where nobody draws, none."""
+    if all(row.sampling.draw.way is Way.LIKELIEST for row in rows):
+        return []
     seeds = np.array([row.sampling.mixed_seed for row in rows], np.uint64)
-    return pack_draws(pack, draws, uniforms(seeds, [row.token_index for row in rows]).tolist())
+    numbers: list[float] = uniforms(seeds, [row.token_index for row in rows]).tolist()
+    return numbers
