@@ -30,7 +30,7 @@ def test_lookup_shows_a_loss_that_short_multiple_choice_hides() -> None:
     exact, plain, accurate = means(model, Lookup(lengths=(640,), lists=1, questions=10), "nll")
     assert exact < 0.5, "the model can do it"
     assert plain > exact + 1
-    assert accurate < exact + 0.2
+    assert accurate < exact + 0.12
     whole = Choice.of_package()
     short = replace(whole, questions=whole.questions[:10])
     exact, plain, accurate = means(model, short, "right")

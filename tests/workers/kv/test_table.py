@@ -60,7 +60,7 @@ def test_fine_channels_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("preset", "bits"),
-    [("paper", 2.383), ("balanced", 2.383), ("smallest", 1.449), ("fine", 2.641), ("accurate", 3.383)],
+    [("paper", 2.383), ("balanced", 2.383), ("smallest", 1.449), ("fine", 2.641), ("accurate", 3.398)],
 )
 def test_presets_have_the_bits_that_are_told_of_them(preset: str, bits: float) -> None:
     assert resolve_spec(CacheSettings(preset=preset), SHAPE).bits_per_element == pytest.approx(bits, abs=5e-4)
@@ -70,7 +70,15 @@ def test_presets_have_the_bits_that_are_told_of_them(preset: str, bits: float) -
 @pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
 def test_every_preset_suits_every_head_size(preset: str, head_size: int) -> None:
     spec = resolve_spec(CacheSettings(preset=preset), replace(SHAPE, head_size=head_size))
-    assert spec.layers[0].k_fine <= head_size / 4
+    assert spec.layers[0].k_fine <= head_size / (2 if preset == "accurate" else 4)
+
+
+@pytest.mark.parametrize(("head_size", "channels"), [(64, 32), (80, 32), (96, 32), (128, 64), (256, 128)])
+def test_half_of_the_keys_channels_are_fine_where_accuracy_comes_first(head_size: int, channels: int) -> None:
+    spec = resolve_spec(CacheSettings(preset="accurate"), replace(SHAPE, head_size=head_size))
+    assert {(layer.k_bits, layer.k_fine, layer.k_fine_bits, layer.v_bits) for layer in spec.layers} == {
+        (2, channels, 4, 2)
+    }
 
 
 def test_balanced_is_the_default_and_costs_what_the_paper_does() -> None:

@@ -12,6 +12,7 @@ from ottserve.evaluation.experiments.ours import (
     FINE,
     FINE_AND_SPARSE,
     FINER,
+    FOUR_BIT_KEYS,
     KIVI,
     ONE_BIT_KEYS,
     OTT,
@@ -143,9 +144,9 @@ EXPERIMENTS = (
         (
             Row("ours, fine", FINE),
             Row("ours, fine, uneven values", replace(FINE, values=UNEVEN_VALUES)),
-            Row("ours, accurate", ACCURATE),
-            Row("ours, accurate, uneven values", replace(ACCURATE, values=UNEVEN_VALUES)),
-            Row("ours, accurate, uneven keys", replace(ACCURATE, keys=UNEVEN_KEYS)),
+            Row("ours, 4-bit keys", FOUR_BIT_KEYS),
+            Row("ours, 4-bit keys, uneven values", replace(FOUR_BIT_KEYS, values=UNEVEN_VALUES)),
+            Row("ours, 4-bit keys, uneven keys", replace(FOUR_BIT_KEYS, keys=UNEVEN_KEYS)),
         ),
     ),
     Experiment(
@@ -159,6 +160,7 @@ EXPERIMENTS = (
             Row("ours, 1-bit keys, 32 fine channels", ONE_BIT_KEYS),
             Row("ours, fine", FINE),
             Row("ours, 32 fine channels", FINER),
+            Row("ours, 4-bit keys", FOUR_BIT_KEYS),
             Row("ours, accurate", ACCURATE),
             Row("KVQuant, 1 % sparse", kvquant(0.01)),
             Row("KVQuant, 0.3 % sparse", kvquant(0.003)),

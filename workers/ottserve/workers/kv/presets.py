@@ -36,11 +36,10 @@ PRESETS: dict[Preset, Quantiser] = {
     "balanced": BALANCED,
     "smallest": replace(BALANCED, group=256, k_bits=1, v_bits=1, k_fine_bits=1),
     "fine": BALANCED,
-    "accurate": replace(BALANCED, k_bits=4),
+    "accurate": replace(BALANCED, k_fine_bits=4),
 }
-FINE_PRESETS = ("smallest", "fine")
-FINE_SHARE = 4
-"""One key channel in so many is a fine one under a preset that has any."""
+FINE_SHARES: dict[Preset, int] = {"smallest": 4, "fine": 4, "accurate": 2}
+"""One key channel in so many is a fine one, under the presets that have any."""
 
 
 def quantiser(cache: CacheSettings, shape: ModelShape, default: Preset) -> Quantiser:
@@ -50,14 +49,14 @@ def quantiser(cache: CacheSettings, shape: ModelShape, default: Preset) -> Quant
     """
     name = cache.preset or default
     preset = PRESETS[name]
-    if name in FINE_PRESETS:
-        preset = replace(preset, k_fine=_fine_channels(shape.head_size))
+    if name in FINE_SHARES:
+        preset = replace(preset, k_fine=_fine_channels(shape.head_size, FINE_SHARES[name]))
     if not shape.can_rotate:
         preset = replace(preset, rotate_values=False)
     asked = {field.name: getattr(cache, field.name) for field in fields(Quantiser)}
     return replace(preset, **{field: value for field, value in asked.items() if value is not None})
 
 
-def _fine_channels(head_size: int) -> int:
-    """The largest number that is possible of at most the preset's share."""
-    return max(number for number in FINE_CHANNELS if number * FINE_SHARE <= max(head_size, 16 * FINE_SHARE))
+def _fine_channels(head_size: int, share: int) -> int:
+    """The largest number that is possible of at most one channel in `share`."""
+    return max(number for number in FINE_CHANNELS if number * share <= max(head_size, 16 * share))
