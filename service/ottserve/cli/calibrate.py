@@ -34,7 +34,7 @@ def calibrate(
     tokens: Annotated[int, typer.Option(help="Tokens of each text.", min=1)] = 2048,
     recall: Annotated[bool, typer.Option(help="Whether a made text that asks for old tokens is measured too.")] = True,
     policy: Annotated[
-        str, typer.Option(help="The cache that layers are to differ in; bits and fine channels are chosen.")
+        str, typer.Option(help="The cache that layers are to differ in; bits, fine channels and pools are chosen.")
     ] = "ott",
     model: Model = "smollm2-135m-instruct",
     dtype: Dtype = "auto",
@@ -85,7 +85,7 @@ def _measure(model: LoadedModel, spec: KVSpec, texts: list[TokenisedText]) -> li
     from ottserve.evaluation.calibration.calibrate import measure
 
     with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("layers", total=len(texts) * spec.num_layers)
+        task = progress.add_task("layers", total=spec.num_layers)
         return measure(model, spec, texts, lambda: progress.advance(task))
 
 

@@ -93,7 +93,24 @@ def test_more_bits_are_expected_to_cost_less(layers: list[LayerOptions]) -> None
         assert by_bits == sorted(by_bits, reverse=True)
         plain = [option.kl for option in layer.keys if not option.layer.k_fine]
         assert plain == sorted(plain, reverse=True)
-    assert [layer.pool for layer in layers] == [0, 0, 3]
+
+
+def test_pools_are_as_small_as_they_may_be_and_none_where_none_is_wanted(
+    tiny_model: LoadedModel, spec: KVSpec, layers: list[LayerOptions], token_ids: tuple[int, ...]
+) -> None:
+    text = TokenisedText("signs", token_ids[:200])
+    for index, found in enumerate(layers):
+        expected = LayerSensitivity(trace(tiny_model.with_rotated_values(), text.token_ids)[index], spec)
+        kl = {
+            places: expected.of_keys(replace(spec.layers[index], pool=places))
+            + expected.of_values(replace(spec.layers[index], pool=places))
+            for places in (0, 1, 2, 3, 4, 6)
+        }
+        enough = [places for places in kl if kl[places] <= 1.1 * min(kl.values())]
+        assert found.pool == min(enough)
+        assert {option.layer.pool for option in (*found.keys, *found.values)} == {found.pool}
+    untraced = replace(spec, layers=tuple(replace(layer, pool=0) for layer in spec.layers))
+    assert [layer.pool for layer in measure(tiny_model, untraced, [text], lambda: None)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("wanted", [2.5, 3.0, 4.5])

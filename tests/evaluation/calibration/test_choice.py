@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ottserve.evaluation.calibration.choice import Option, choose
+from ottserve.evaluation.calibration.choice import Option, choose, few_places
 from ottserve.workers.core.kvspec import LayerSpec
 
 SIZES = (10, 20, 40)
@@ -54,3 +54,16 @@ def test_an_option_that_lies_above_the_hull_is_passed_over() -> None:
 def test_a_budget_below_the_smallest_is_refused_with_both_figures() -> None:
     with pytest.raises(ValueError, match=r"19 bytes a page: the smallest options take 20"):
         choose([options([1, 1, 1])] * 2, 19)
+
+
+@pytest.mark.parametrize(
+    ("kl", "places"),
+    [
+        ({0: 1.0, 1: 0.5, 2: 0.47, 3: 0.46}, 1),
+        ({0: 1.0, 1: 0.5, 2: 0.47, 3: 0.4}, 3),
+        ({0: 0.5, 1: 0.46, 3: 0.48}, 0),
+        ({0: 0.0, 1: 0.0}, 0),
+    ],
+)
+def test_a_pool_has_no_more_places_than_it_takes(kl: dict[int, float], places: int) -> None:
+    assert few_places(kl) == places

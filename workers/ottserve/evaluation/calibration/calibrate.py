@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from statistics import fmean
 
-from ottserve.evaluation.calibration.choice import Option, choose
-from ottserve.evaluation.calibration.options import key_options, value_options
+from ottserve.evaluation.calibration.choice import Option, choose, few_places
+from ottserve.evaluation.calibration.options import key_options, pool_options, value_options
 from ottserve.evaluation.calibration.sensitivity import LayerSensitivity
-from ottserve.evaluation.calibration.trace import LayerTrace, trace
+from ottserve.evaluation.calibration.trace import trace
 from ottserve.evaluation.texts import TokenisedText
 from ottserve.workers.core.kvspec import KVSpec, LayerSpec
 from ottserve.workers.kv.plan_file import CachePlan, Origin, PlannedLayer, PlannedModel, PlannedText
@@ -29,12 +29,12 @@ class LayerOptions:
 def measure(
     model: LoadedModel, spec: KVSpec, texts: Sequence[TokenisedText], advance: Callable[[], None]
 ) -> list[LayerOptions]:
-    """The options of every layer with the KL that each would bring, mean over texts.
+    """The pool of every layer, and its options with the KL that each would bring, mean over texts.
 
     Args:
         model: as loaded, its values not rotated.
-        spec: of the cache; of its layers only the pools are read.
-        advance: told when a layer of a text is done.
+        spec: of the cache. Pools are chosen for layers stored as it says; without any pool in it there will be none.
+        advance: told when a layer is done.
 
     Raises:
         ValueError: a text is too short or too long; names the figures.
@@ -44,8 +44,12 @@ def measure(
             found = f"{len(text.token_ids)} tokens, the model has positions for {model.info.context_length}"
             raise ValueError(f"{text.name}: {found}")
     served = model.with_rotated_values() if spec.rotate_values else model
-    by_text = [_measure_text(trace(served, text.token_ids), spec, advance) for text in texts]
-    return [_mean(layers) for layers in zip(*by_text, strict=True)]
+    traces = [trace(served, text.token_ids) for text in texts]
+    found = []
+    for layer, *traced in zip(spec.layers, *traces, strict=True):
+        found.append(_measure_layer([LayerSensitivity(each, spec) for each in traced], spec, layer))
+        advance()
+    return found
 
 
 def make_plan(
@@ -98,33 +102,24 @@ def make_plan(
     )
 
 
-def _measure_text(traces: Iterable[LayerTrace], spec: KVSpec, advance: Callable[[], None]) -> list[LayerOptions]:
-    found = []
-    for traced, layer in zip(traces, spec.layers, strict=True):
-        found.append(_measure_layer(LayerSensitivity(traced, spec), spec, layer.pool))
-        advance()
-    return found
+def _measure_layer(texts: Sequence[LayerSensitivity], spec: KVSpec, layer: LayerSpec) -> LayerOptions:
+    def of_keys(stored: LayerSpec) -> float:
+        return fmean(text.of_keys(stored) for text in texts)
 
+    def of_values(stored: LayerSpec) -> float:
+        return fmean(text.of_values(stored) for text in texts)
 
-def _measure_layer(sensitivity: LayerSensitivity, spec: KVSpec, pool: int) -> LayerOptions:
+    def by_places(places: int) -> float:
+        traced = replace(layer, pool=places)
+        return of_keys(traced) + of_values(traced)
+
+    pool = few_places({places: by_places(places) for places in pool_options(spec)})
     group, head_size = spec.group, spec.head_size
-    keys, values = key_options(head_size, pool), value_options(pool)
     return LayerOptions(
-        tuple(Option(layer, layer.key_bytes(group, head_size), sensitivity.of_keys(layer)) for layer in keys),
-        tuple(Option(layer, layer.value_bytes(group, head_size), sensitivity.of_values(layer)) for layer in values),
+        tuple(Option(each, each.key_bytes(group, head_size), of_keys(each)) for each in key_options(head_size, pool)),
+        tuple(Option(each, each.value_bytes(group, head_size), of_values(each)) for each in value_options(pool)),
         pool,
     )
-
-
-def _mean(layers: Sequence[LayerOptions]) -> LayerOptions:
-    """One layer, over texts."""
-    keys = zip(*(layer.keys for layer in layers), strict=True)
-    values = zip(*(layer.values for layer in layers), strict=True)
-    return replace(layers[0], keys=tuple(map(_mean_option, keys)), values=tuple(map(_mean_option, values)))
-
-
-def _mean_option(found: Sequence[Option]) -> Option:
-    return replace(found[0], kl=fmean(option.kl for option in found))
 
 
 def _planned(keys: LayerSpec, values: LayerSpec, pool: int) -> PlannedLayer:

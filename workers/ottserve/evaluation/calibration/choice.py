@@ -1,4 +1,5 @@
-"""Which option of each tensor to take, so that the KL expected in all is least under a budget of bytes.
+"""Which option of each tensor to take, so that the KL expected in all is least under a budget of bytes, and how many
+places each pool.
 
 KL of tensors is taken to add up, which near an exact cache it does. Then the best options at one price of a byte are
 those on the lower convex hull of bytes and KL, and going down the hulls by the steepest step anywhere is the best
@@ -7,10 +8,13 @@ choice, but for what the last step leaves of the budget. Knows no layer and no t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ottserve.workers.core.kvspec import LayerSpec
+
+ENOUGH = 1.1
+"""A pool is large enough where the KL expected is at most so many times the least that any size has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,11 @@ def choose(tensors: Sequence[Sequence[Option]], budget_bytes: int) -> list[Optio
         _, index = min(steps)
         left_bytes -= hulls[index][0].num_bytes - chosen[index].num_bytes
         chosen[index] = hulls[index].pop(0)
+
+
+def few_places(kl: Mapping[int, float]) -> int:
+    """The fewest places of a pool that are enough, by the KL expected with each number of them."""
+    return min(places for places, found in kl.items() if found <= ENOUGH * min(kl.values()))
 
 
 def _hull(options: Sequence[Option]) -> list[Option]:

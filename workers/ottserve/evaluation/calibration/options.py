@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ottserve.workers.core.kvspec import LayerSpec
+from ottserve.workers.core.kvspec import KVSpec, LayerSpec
 from ottserve.workers.kv.presets import FINE_CHANNELS
 from ottserve.workers.kv.table import EXACT_BITS, LONGEST_CODE
 
 CODE_BITS = (1, 2, 4, 8)
 FINE_BITS = (1, 2, 4)
+POOL_PLACES = (0, 1, 2, 3, 4, 6)
 WIDEST_FINE_SHARE = 2
 """At most one channel in so many is a fine one: beyond, a bit more for all of them costs as much."""
 
@@ -28,3 +29,9 @@ def key_options(head_size: int, pool: int) -> list[LayerSpec]:
 def value_options(pool: int) -> list[LayerSpec]:
     """Values of every number of bits; keys exact."""
     return [LayerSpec(EXACT_BITS, bits, pool=pool) for bits in CODE_BITS]
+
+
+def pool_options(spec: KVSpec) -> list[int]:
+    """Places that a layer's pool may have: at most as many as evicted ones, and none where no layer of the cache has."""
+    most = spec.evicted if any(layer.pool for layer in spec.layers) else 0
+    return [places for places in POOL_PLACES if places <= most]
