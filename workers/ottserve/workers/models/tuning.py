@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TypeVar
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -19,6 +20,9 @@ M = TypeVar("M", bound=nn.Module)
 def tune(module: PreTrainedModel, *, compiled: bool) -> None:
     """Change a model in place: norms fused, products merged, and on a CPU matrices laid out for one row.
 
+    On a GPU the products of the whole process are computed by cuBLASLt, whose kernels for few rows are the faster ones
+    (docs/decisions/kernels.md).
+
     Args:
         compiled: have the layers compiled too, when they first run.
     """
@@ -26,6 +30,8 @@ def tune(module: PreTrainedModel, *, compiled: bool) -> None:
     merge_families(module)
     if module.device.type == "cpu":
         store_wide_by_column(module)
+    if module.device.type == "cuda":
+        torch.backends.cuda.preferred_blas_library("cublaslt")
     if compiled:
         compile_layers(module)
 
