@@ -58,6 +58,36 @@ def shift_pairs(b_words, SHIFT: tl.constexpr, IN_ASM: tl.constexpr):
 
 
 @triton.jit
+def find_tokens(p_chunks, p_starts, p_lengths, i_row, i_head, stride_token, stride_head, HAS_CHUNKS: tl.constexpr):
+    """A row's chunk in one KV head, moved back so that position p lies at p · stride_token, and the first position
+    that is in it: those before lie in the tail. Without chunks all do."""
+    length = 0
+    if HAS_CHUNKS:
+        length = tl.load(p_lengths + i_row)
+        first_token = (tl.load(p_starts + i_row) - length).to(tl.int64)
+        p_chunks += first_token * stride_token + i_head * stride_head
+    return p_chunks, length
+
+
+@triton.jit
+def token_rows(
+    o_positions,
+    p_tail,
+    p_chunk,
+    length,
+    stride_token,
+    D: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    HAS_CHUNKS: tl.constexpr,
+):
+    """Pointers to the first channel of the tokens at `o_positions`, in a tail or in the chunk of `find_tokens`."""
+    b_rows = p_tail + o_positions % CAPACITY * D
+    if HAS_CHUNKS:
+        b_rows = tl.where(o_positions < length, b_rows, p_chunk + o_positions.to(tl.int64) * stride_token)
+    return b_rows
+
+
+@triton.jit
 def codes_as_subnormals(
     b_words,
     BLOCK: tl.constexpr,

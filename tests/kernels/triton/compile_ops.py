@@ -43,7 +43,9 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: A
     constant = {param.name for param in kernel.params if param.is_constexpr or values[param.name] is None}
     signature = {name: "constexpr" if name in constant else type_of(value) for name, value in values.items()}
     order = list(values)
-    aligned = [name for name in order if signature[name].startswith("*")]
+    aligned = [
+        param.name for param in kernel.params if signature[param.name] != "constexpr" and is_aligned(param, values)
+    ]
     source = ASTSource(
         fn=kernel,
         signature=signature,
@@ -52,6 +54,13 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: A
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=named)
     print(json.dumps({"kernel": kernel.__name__, "stack": stack_bytes(compiled.asm["cubin"])}))
+
+
+def is_aligned(param: Any, values: dict[str, Any]) -> bool:
+    """Whether the code may count on a multiple of 16, as a launch would find it."""
+    if isinstance(values[param.name], torch.Tensor):
+        return not param.do_not_specialize_on_alignment
+    return isinstance(values[param.name], int) and not param.do_not_specialize and values[param.name] % 16 == 0
 
 
 def type_of(value: Any) -> str:
@@ -82,6 +91,9 @@ def launch_everything(layout: PageLayout) -> None:
     for fit_rounds in (0, 8):
         how = "smallest", fit_rounds, fit_rounds > 0, frequencies
         seal.seal(state.pages, state.slots, layout, one, one, one, one, *how)
+        bounds, zero = torch.tensor([0, 1]).int(), torch.zeros(1, dtype=torch.int32)
+        chunk = k, k, bounds, one, one, bounds, zero, one, one, one
+        seal.seal_chunks(state.pages, state.slots, layout, *chunk, *how)
 
 
 if __name__ == "__main__":

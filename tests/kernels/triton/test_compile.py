@@ -15,7 +15,8 @@ import torch
 from ottserve.kernels import launch
 from ottserve.kernels.layout import PageLayout
 
-KERNELS = ["attend_split_kernel", "merge_splits_kernel", "attend_history_kernel", "write_tail_kernel", "seal_kernel"]
+KERNELS = ["attend_split_kernel", "merge_splits_kernel", "attend_history_kernel", "write_tail_kernel"]
+KERNELS += ["score_kernel", "admit_kernel", "seal_kernel"]
 
 POLICIES = [
     pytest.param(128, 2, 2, 1, "fp16", id="2-bit"),

@@ -30,14 +30,16 @@ def sine_cosine(o_positions, b_frequencies, IN_ASM: tl.constexpr):
 
 
 @triton.jit
-def load_group(p_tail, b_ring, o_d, first_position, p_frequencies, LAYOUT: tl.constexpr, IN_ASM: tl.constexpr):
-    """Channels `o_d` of a group's keys as the page is to hold them, fp32 `[G, n]`; 0 beyond D."""
+def load_group(b_rows, o_d, first_position, p_frequencies, LAYOUT: tl.constexpr, IN_ASM: tl.constexpr):
+    """Channels `o_d` of a group's keys as the page is to hold them, fp32 `[G, n]`; 0 beyond D.
+
+    `b_rows` are pointers `[G]` to the tokens.
+    """
     HALF: tl.constexpr = LAYOUT.head_size // 2
     m_d = (o_d < LAYOUT.head_size)[None, :]
-    p_rows = p_tail + b_ring[:, None] * LAYOUT.head_size
-    b_keys = tl.load(p_rows + o_d[None, :], mask=m_d, other=0.0).to(tl.float32)
+    b_keys = tl.load(b_rows[:, None] + o_d[None, :], mask=m_d, other=0.0).to(tl.float32)
     if LAYOUT.turns_keys:
-        b_partners = tl.load(p_rows + (o_d ^ HALF)[None, :]).to(tl.float32)
+        b_partners = tl.load(b_rows[:, None] + (o_d ^ HALF)[None, :]).to(tl.float32)
         o_positions = first_position + tl.arange(0, LAYOUT.group)
         b_sin, b_cos = sine_cosine(o_positions, tl.load(p_frequencies + o_d % HALF), IN_ASM)
         b_keys = b_keys * b_cos + b_partners * tl.where((o_d < HALF)[None, :], b_sin, -b_sin)

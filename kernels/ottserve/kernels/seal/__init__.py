@@ -1,4 +1,4 @@
-"""Tail to page: score, outlier update, quantise, pack. Knows no sequence: ids and positions say what to seal."""
+"""Tokens to pages: score, outlier update, quantise, pack. Knows no sequence: ids and positions say what to seal."""
 
 from __future__ import annotations
 
@@ -62,6 +62,71 @@ def seal(
         slots,
         layout,
         slot_ids,
+        page_ids,
+        first_positions,
+        pool_sizes,
+        keep,
+        fit_rounds,
+        unbiased,
+        frequencies,
+    )
+
+
+def seal_chunks(
+    pages: Tensor,
+    slots: Slots,
+    layout: PageLayout,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor,
+    slot_ids: Tensor,
+    lengths: Tensor,
+    page_starts: Tensor,
+    page_rows: Tensor,
+    page_ids: Tensor,
+    first_positions: Tensor,
+    pool_sizes: Tensor,
+    keep: Literal["smallest", "largest"] = "smallest",
+    fit_rounds: int = 0,
+    *,
+    unbiased: bool = False,
+    frequencies: Tensor | None = None,
+) -> None:
+    """Seal the pages that N chunks fill, straight from the chunks; only a first page may begin in a tail.
+
+    Pages, outliers, counts and frozen marks are those that come of writing the chunk into the tail and calling `seal`
+    each time a group is to be sealed. Tails are only read: what remains of the chunks has to be written to them
+    afterwards.
+
+    Args:
+        pages, slots, layout, keep, fit_rounds, unbiased, frequencies: as of `seal`.
+        k, v: `[T, J, D]` of all chunks, any float dtype; narrowed as `write_tail` does it.
+        starts: int32 `[N+1]`; chunk n is tokens starts[n] … starts[n+1]−1.
+        slot_ids: int32 `[N]`, all different.
+        lengths: int32 `[N]`, tokens stored before the chunk.
+        page_starts: int32 `[N+1]`; chunk n fills pages page_starts[n] … page_starts[n+1]−1 of the next three, oldest
+            first and each G after the one before.
+        page_rows, page_ids: int32 `[M]`, the chunk that fills each page, and the page's id.
+        first_positions: int32 `[M]`, position of each group's first token.
+        pool_sizes: int32 `[N]`, O of the layer; 0 traces nothing.
+    """
+    if pages.is_cuda:
+        from ottserve.kernels.seal import triton  # noqa: PLC0415 - Triton is installed only where a GPU is
+
+        backend = triton.seal_chunks
+    else:
+        backend = reference.seal_chunks
+    backend(
+        pages,
+        slots,
+        layout,
+        k,
+        v,
+        starts,
+        slot_ids,
+        lengths,
+        page_starts,
+        page_rows,
         page_ids,
         first_positions,
         pool_sizes,

@@ -1,4 +1,4 @@
-"""Sealing in PyTorch: read the group, admit outliers, write the page. Knows no sequence and no step."""
+"""Sealing in PyTorch: read the groups, admit outliers, write the pages. Knows no sequence and no step."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from ottserve.kernels.layout import EXACT_BITS, PageLayout
 from ottserve.kernels.quantize.packing import pack, pack_mask
 from ottserve.kernels.quantize.reference import quantize
 from ottserve.kernels.rotary import for_layout, turn
-from ottserve.kernels.seal.outliers import admit
+from ottserve.kernels.seal.outliers.reference import admit
 from ottserve.kernels.slots import Slots
+from ottserve.kernels.write_tail.reference import narrow
 
 ELEMENTS_AT_ONCE = 2**19
 """Elements of keys sealed at a time, so that the passes over them stay in cache."""
@@ -32,31 +33,79 @@ def seal(
     frequencies: Tensor | None = None,
 ) -> None:
     """See `ottserve.kernels.seal.seal`."""
-    _, heads, _, head_size = slots.tail_k.shape
-    at_once = max(1, ELEMENTS_AT_ONCE // (heads * layout.group * head_size))
     arguments = (slot_ids.long(), page_ids.long(), first_positions, pool_sizes)
+    at_once = _pages_at_once(layout, pages.shape[1])
     portions = zip(*(argument.split(at_once) for argument in arguments), strict=True)
     for slot_rows, page_rows, firsts, pools in portions:
-        _seal_rows(pages, slots, layout, slot_rows, page_rows, firsts, pools, keep, fit_rounds, unbiased, frequencies)
+        tokens = firsts[:, None] + torch.arange(layout.group, device=pages.device)
+        ring = tokens % slots.tail_k.shape[2]
+        keys, values = (_group(tail, slot_rows, ring) for tail in (slots.tail_k, slots.tail_v))
+        replaced = admit(slots, keys, values, slot_rows, tokens, pools, keep)
+        _store_pages(pages, layout, page_rows, tokens, keys, values, replaced, fit_rounds, unbiased, frequencies)
 
 
-def _seal_rows(
+def seal_chunks(
     pages: Tensor,
     slots: Slots,
     layout: PageLayout,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor,
     slot_ids: Tensor,
+    lengths: Tensor,
+    page_starts: Tensor,
+    page_rows: Tensor,
     page_ids: Tensor,
     first_positions: Tensor,
     pool_sizes: Tensor,
     keep: Literal["smallest", "largest"],
     fit_rounds: int,
+    unbiased: bool = False,
+    frequencies: Tensor | None = None,
+) -> None:
+    """See `ottserve.kernels.seal.seal_chunks`."""
+    tokens = first_positions[:, None] + torch.arange(layout.group, device=pages.device)
+    slot_rows, chunk_tokens = slot_ids[page_rows].long(), tokens + (starts[:-1] - lengths)[page_rows, None]
+    in_tail = (tokens < lengths[page_rows, None])[:, None, :, None]
+    ring, chunk_tokens = tokens % slots.tail_k.shape[2], chunk_tokens.clamp_min(0)
+    keys, values = (
+        torch.where(in_tail, _group(tail, slot_rows, ring), narrow(x[chunk_tokens], tail.dtype).transpose(1, 2))
+        for tail, x in ((slots.tail_k, k), (slots.tail_v, v))
+    )
+    replaced = torch.zeros(keys.shape[:3], dtype=torch.bool, device=pages.device)
+    turn_of = torch.arange(len(page_ids), device=pages.device) - page_starts[page_rows]
+    for number in range(int((page_starts[1:] - page_starts[:-1]).max())):
+        due = (turn_of == number).nonzero()[:, 0]
+        of_due = slot_rows[due], tokens[due], pool_sizes[page_rows[due]]
+        replaced[due] = admit(slots, keys[due], values[due], *of_due, keep)
+    at_once = _pages_at_once(layout, keys.shape[1])
+    groups = zip(*(x.split(at_once) for x in (page_ids.long(), tokens, keys, values, replaced)), strict=True)
+    for ids, positions, page_keys, page_values, gone in groups:
+        _store_pages(pages, layout, ids, positions, page_keys, page_values, gone, fit_rounds, unbiased, frequencies)
+
+
+def _pages_at_once(layout: PageLayout, num_heads: int) -> int:
+    return max(1, ELEMENTS_AT_ONCE // (num_heads * layout.group * layout.head_size))
+
+
+def _group(tail: Tensor, slot_ids: Tensor, ring: Tensor) -> Tensor:
+    """The tokens at `ring [M, G]` of tails `[S, J, C, D]`, as `[M, J, G, D]` in order of position."""
+    return tail[slot_ids[:, None], :, ring].transpose(1, 2).contiguous()
+
+
+def _store_pages(
+    pages: Tensor,
+    layout: PageLayout,
+    page_ids: Tensor,
+    tokens: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    replaced: Tensor,
+    fit_rounds: int,
     unbiased: bool,
     frequencies: Tensor | None,
 ) -> None:
-    tokens = first_positions[:, None] + torch.arange(layout.group, device=pages.device)
-    ring = tokens % slots.tail_k.shape[2]
-    keys, values = (_group(tail, slot_ids, ring) for tail in (slots.tail_k, slots.tail_v))
-    replaced = admit(slots, keys, values, slot_ids, tokens, pool_sizes, keep)
+    """Write M pages of keys and values `[M, J, G, D]` at positions `tokens [M, G]`, outliers being `replaced`."""
     if layout.turns_keys:
         keys = turn(keys.float(), tokens[:, None], for_layout(layout, frequencies), back=True)
     blocks = pages.new_empty(len(page_ids), *pages.shape[1:])
@@ -64,11 +113,6 @@ def _seal_rows(
     _store_values(blocks, layout, values, replaced, fit_rounds, unbiased)
     layout.mask_words(blocks).copy_(pack_mask(replaced))
     pages.index_copy_(0, page_ids, blocks)
-
-
-def _group(tail: Tensor, slot_ids: Tensor, ring: Tensor) -> Tensor:
-    """The tokens at `ring [M, G]` of tails `[S, J, C, D]`, as `[M, J, G, D]` in order of position."""
-    return tail[slot_ids[:, None], :, ring].transpose(1, 2).contiguous()
 
 
 def _store_keys(

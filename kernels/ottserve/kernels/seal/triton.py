@@ -1,90 +1,28 @@
-"""Sealing on a GPU: one program takes one KV head of one tail from scores to packed words. Knows no sequence."""
+"""Sealing on a GPU: admission (`outliers/triton.py`), then one program takes the keys or the values of one page and KV
+head from elements to packed words. However many pages there are, there are three launches. Knows no sequence.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
 from ottserve.kernels import launch
+from ottserve.kernels.device import find_tokens, token_rows
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.quantize.triton import pack_fields, quantize
 from ottserve.kernels.rotary import for_layout
 from ottserve.kernels.rotary.triton import load_group
+from ottserve.kernels.seal.outliers.triton import VECTORS, admit_kernel, load_mask, score_kernel, store_mask
 from ottserve.kernels.slots import Slots
 from ottserve.kernels.supported import check, check_vectors
-
-# Sorts behind every score. A score's bits, a positive fp32, sort as it does; the position below them breaks ties.
-LAST_RANK = tl.constexpr(0x7FFFFFFF_FFFFFFFF)
-
-VECTORS = [
-    "p_slot_ids",
-    "p_page_ids",
-    "p_first_positions",
-    "p_pool_sizes",
-    "p_score",
-    "p_position",
-    "p_count",
-    "p_frozen",
-]
-"""Read a few numbers at a time, and anywhere: the code must not depend on where, or every step and layer compiles."""
-
-
-@triton.jit
-def ranks(b_scores, o_order, KEEP_SMALLEST: tl.constexpr):
-    """int64 that sort by score (smallest or largest first), then by `o_order`."""
-    b_bits = b_scores.to(tl.int32, bitcast=True).to(tl.int64)
-    if not KEEP_SMALLEST:
-        b_bits = 0x7FFFFFFF - b_bits
-    return (b_bits << 32) | o_order.to(tl.int64)
-
-
-@triton.jit
-def winners(b_group, b_held, pool_size):
-    """Which of the group's ranks are among the `pool_size` first of group and held, int32 of the group's shape."""
-    b_won = tl.zeros_like(b_group)
-    for _ in range(pool_size):
-        first_group, first_held = tl.min(b_group, 0), tl.min(b_held, 0)
-        first = tl.minimum(first_group, first_held)
-        b_won = tl.where((b_group == first) & (first < LAST_RANK), 1, b_won)
-        b_group = tl.where(b_group == first, LAST_RANK, b_group)
-        b_held = tl.where(b_held == first, LAST_RANK, b_held)
-    return b_won.to(tl.int32)
-
-
-@triton.jit
-def admit(
-    p_score,
-    p_position,
-    p_count,
-    p_frozen,
-    b_scores,
-    first_position,
-    pool_size,
-    PLACES: tl.constexpr,
-    BP: tl.constexpr,
-    KEEP_SMALLEST: tl.constexpr,
-):
-    """Choose the group's winners, or freeze; book them. → int32 `[G]`, 1 for admitted tokens, and their rows `[G]`."""
-    G: tl.constexpr = b_scores.shape[0]
-    o_held, o_tokens = tl.arange(0, BP), tl.arange(0, G)
-    count = tl.load(p_count)
-    is_held = o_held < count
-    b_held = tl.load(p_score + o_held, mask=is_held, other=0.0)
-    b_held = tl.where(is_held, ranks(b_held, o_held, KEEP_SMALLEST), LAST_RANK)
-    b_won = winners(ranks(b_scores, BP + o_tokens, KEEP_SMALLEST), b_held, pool_size)
-    frozen = (tl.load(p_frozen) != 0) | (count + tl.sum(b_won, 0) > PLACES)
-    b_won = tl.where(frozen, 0, b_won)
-    o_rows = count + tl.cumsum(b_won, 0) - 1
-    tl.debug_barrier()
-    tl.store(p_frozen, frozen.to(p_frozen.dtype.element_ty))
-    tl.store(p_count, count + tl.sum(b_won, 0))
-    tl.store(p_score + o_rows, b_scores, mask=b_won != 0)
-    tl.store(p_position + o_rows, first_position + o_tokens, mask=b_won != 0)
-    return b_won, o_rows
+from ottserve.kernels.write_tail import narrow
 
 
 @triton.jit
@@ -95,26 +33,16 @@ def mean_of_others(b_x, b_won):
 
 
 @triton.jit
-def load_filled(p_tail, b_ring, b_won, o_d, first_position, p_frequencies, LAYOUT: tl.constexpr, IN_ASM: tl.constexpr):
+def load_filled(b_rows, b_won, o_d, first_position, p_frequencies, LAYOUT: tl.constexpr, IN_ASM: tl.constexpr):
     """Channels `o_d` of a group's keys, fp32 `[G, n]`, with the mean of the others in place of admitted tokens."""
-    b_keys = load_group(p_tail, b_ring, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
+    b_keys = load_group(b_rows, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
     return tl.where(b_won[:, None] != 0, mean_of_others(b_keys, b_won), b_keys)
-
-
-@triton.jit
-def keep_outliers(p_tail, p_outliers, b_ring, b_won, o_rows, D: tl.constexpr, BD: tl.constexpr):
-    """Copy admitted tokens from the tail to their rows among the outliers."""
-    o_d = tl.arange(0, BD)
-    m_rows = (b_won != 0)[:, None] & (o_d < D)[None, :]
-    b_rows = tl.load(p_tail + b_ring[:, None] * D + o_d[None, :], mask=m_rows)
-    tl.store(p_outliers + o_rows[:, None] * D + o_d[None, :], b_rows, mask=m_rows)
 
 
 @triton.jit
 def seal_keys(
     p_page,
-    p_tail,
-    b_ring,
+    b_rows,
     b_won,
     first_position,
     p_frequencies,
@@ -133,10 +61,10 @@ def seal_keys(
         m_d = (o_d < D)[None, :]
         p_words = p_page + tl.arange(0, LAYOUT.key_rows)[:, None] * D + o_d[None, :]
         if LAYOUT.k_bits == 16:
-            b_keys = tl.load(p_tail + b_ring[:, None] * D + o_d[None, :], mask=m_d, other=0.0)
+            b_keys = tl.load(b_rows[:, None] + o_d[None, :], mask=m_d, other=0.0)
             tl.store(p_words, b_keys.to(tl.int16, bitcast=True), mask=m_d)
         else:
-            b_keys = load_filled(p_tail, b_ring, b_won, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
+            b_keys = load_filled(b_rows, b_won, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
             b_parts = tl.reshape(b_keys, [PARTS, G // PARTS, CHANNELS])
             m_parts = tl.full(b_parts.shape, True, tl.int1)
             WIDE: tl.constexpr = UNBIASED and LAYOUT.widens_keys and LAYOUT.k_bits > 1
@@ -152,8 +80,7 @@ def seal_keys(
 @triton.jit
 def choose_fine(
     p_page,
-    p_tail,
-    b_ring,
+    b_rows,
     b_won,
     first_position,
     p_frequencies,
@@ -164,7 +91,7 @@ def choose_fine(
     """Store the numbers of the k_fine channels that vary most over the group, ascending; the lower first of equals."""
     o_d = tl.arange(0, BD)
     m_d = o_d < LAYOUT.head_size
-    b_keys = load_filled(p_tail, b_ring, b_won, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
+    b_keys = load_filled(b_rows, b_won, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
     b_centred = b_keys - tl.sum(b_keys, 0)[None, :] / LAYOUT.group
     b_spread = tl.where(m_d, tl.sum(b_centred * b_centred, 0), -1.0)
     is_before = (b_spread[:, None] > b_spread[None, :]) | (
@@ -178,8 +105,7 @@ def choose_fine(
 @triton.jit
 def seal_fine_keys(
     p_page,
-    p_tail,
-    b_ring,
+    b_rows,
     b_won,
     first_position,
     p_frequencies,
@@ -197,7 +123,7 @@ def seal_fine_keys(
         o_fine = start + tl.arange(0, 16)
         p_channels = (p_page + LAYOUT.fine_channels_at).to(tl.pointer_type(tl.uint8))
         o_d = tl.load(p_channels + o_fine).to(tl.int32)
-        b_keys = load_filled(p_tail, b_ring, b_won, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
+        b_keys = load_filled(b_rows, b_won, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
         b_parts = tl.reshape(b_keys, [PARTS, G // PARTS, 16])
         m_parts = tl.full(b_parts.shape, True, tl.int1)
         b_codes, b_scale, b_zero = quantize(b_parts, m_parts, 1, G // PARTS, BITS + LAYOUT.k_fine_bits, FIT, UNBIASED)
@@ -218,8 +144,10 @@ def seal_fine_keys(
 def seal_values(
     p_page,
     p_tail,
+    p_chunk,
+    length,
+    stride_token,
     first_position,
-    b_ring,
     b_won,
     LAYOUT: tl.constexpr,
     CAPACITY: tl.constexpr,
@@ -227,6 +155,7 @@ def seal_values(
     COLUMNS: tl.constexpr,
     FIT: tl.constexpr,
     UNBIASED: tl.constexpr,
+    HAS_CHUNKS: tl.constexpr,
 ):
     """Value codes, scales and zeros of the page, COLUMNS word columns (the tokens of all their fields) at a time."""
     D: tl.constexpr = LAYOUT.head_size
@@ -234,13 +163,16 @@ def seal_values(
     FIELDS: tl.constexpr = 16 // LAYOUT.v_bits
     o_d = tl.arange(0, BD)
     m_d = (o_d < D)[None, :]
-    b_all = tl.load(p_tail + b_ring[:, None] * D + o_d[None, :], mask=m_d, other=0.0)
+    o_all = first_position + tl.arange(0, LAYOUT.group)
+    b_all_rows = token_rows(o_all, p_tail, p_chunk, length, stride_token, D, CAPACITY, HAS_CHUNKS)
+    b_all = tl.load(b_all_rows[:, None] + o_d[None, :], mask=m_d, other=0.0)
     b_mean = mean_of_others(b_all.to(tl.float32), b_won)
     o_fields = tl.arange(0, FIELDS * COLUMNS) // COLUMNS
     for start in range(0, WORDS, COLUMNS):
         o_tokens = o_fields * WORDS + start + tl.arange(0, FIELDS * COLUMNS) % COLUMNS
-        o_ring = (first_position + o_tokens) % CAPACITY
-        b_values = tl.load(p_tail + o_ring[:, None] * D + o_d[None, :], mask=m_d, other=0.0)
+        o_positions = first_position + o_tokens
+        b_rows = token_rows(o_positions, p_tail, p_chunk, length, stride_token, D, CAPACITY, HAS_CHUNKS)
+        b_values = tl.load(b_rows[:, None] + o_d[None, :], mask=m_d, other=0.0)
         o_columns = start + tl.arange(0, COLUMNS)
         p_words = p_page + LAYOUT.value_codes_at + o_d[None, :] * WORDS + o_columns[:, None]
         if LAYOUT.v_bits == 16:
@@ -261,66 +193,83 @@ def seal_kernel(
     p_pages,
     p_tail_k,
     p_tail_v,
-    p_outlier_k,
-    p_outlier_v,
-    p_score,
-    p_position,
-    p_count,
-    p_frozen,
+    p_k,
+    p_v,
     p_slot_ids,
+    p_starts,
+    p_lengths,
+    p_page_rows,
     p_page_ids,
     p_first_positions,
-    p_pool_sizes,
     p_frequencies,
+    stride_k_token,
+    stride_k_head,
+    stride_v_token,
+    stride_v_head,
     J: tl.constexpr,
     LAYOUT: tl.constexpr,
     CAPACITY: tl.constexpr,
-    PLACES: tl.constexpr,
-    BP: tl.constexpr,
+    TRACED: tl.constexpr,
     BD: tl.constexpr,
     CHANNELS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    KEEP_SMALLEST: tl.constexpr,
     FIT: tl.constexpr,
     UNBIASED: tl.constexpr,
+    HAS_CHUNKS: tl.constexpr,
     IN_ASM: tl.constexpr,
 ):
-    """One KV head of one (slot, page) pair."""
-    i_pair, i_head = tl.program_id(0), tl.program_id(1)
+    """One KV head of one page: its keys in one program, its values in another. TRACED: the mask is there already."""
+    i_page, i_head = tl.program_id(0), tl.program_id(1)
     G: tl.constexpr = LAYOUT.group
     D: tl.constexpr = LAYOUT.head_size
-    slot = tl.load(p_slot_ids + i_pair).to(tl.int64) * J + i_head
-    p_page = p_pages + (tl.load(p_page_ids + i_pair).to(tl.int64) * J + i_head) * LAYOUT.words
-    first_position = tl.load(p_first_positions + i_pair)
-    p_tail_k += slot * CAPACITY * D
-    p_tail_v += slot * CAPACITY * D
-    o_tokens, o_d = tl.arange(0, G), tl.arange(0, BD)
-    b_ring = (first_position + o_tokens) % CAPACITY
-    b_won = tl.zeros([G], tl.int32)
-    if PLACES > 0:
-        b_keys = tl.load(p_tail_k + b_ring[:, None] * D + o_d[None, :], mask=(o_d < D)[None, :], other=0.0)
-        b_won, o_rows = admit(
-            p_score + slot * PLACES,
-            p_position + slot * PLACES,
-            p_count + slot,
-            p_frozen + slot,
-            tl.sum(tl.abs(b_keys.to(tl.float32)), 1),
+    i_row = tl.load(p_page_rows + i_page) if HAS_CHUNKS else i_page
+    slot = tl.load(p_slot_ids + i_row).to(tl.int64) * J + i_head
+    p_page = p_pages + (tl.load(p_page_ids + i_page).to(tl.int64) * J + i_head) * LAYOUT.words
+    first_position = tl.load(p_first_positions + i_page)
+    b_won = load_mask(p_page, LAYOUT) if TRACED else tl.zeros([G], tl.int32)
+    if tl.program_id(2) == 0:
+        p_k, length = find_tokens(p_k, p_starts, p_lengths, i_row, i_head, stride_k_token, stride_k_head, HAS_CHUNKS)
+        p_tail_k += slot * CAPACITY * D
+        o_positions = first_position + tl.arange(0, G)
+        b_rows = token_rows(o_positions, p_tail_k, p_k, length, stride_k_token, D, CAPACITY, HAS_CHUNKS)
+        seal_keys(p_page, b_rows, b_won, first_position, p_frequencies, LAYOUT, CHANNELS, FIT, UNBIASED, IN_ASM)
+        if LAYOUT.k_fine:
+            choose_fine(p_page, b_rows, b_won, first_position, p_frequencies, LAYOUT, BD, IN_ASM)
+            tl.debug_barrier()
+            seal_fine_keys(p_page, b_rows, b_won, first_position, p_frequencies, LAYOUT, FIT, UNBIASED, IN_ASM)
+    else:
+        p_v, length = find_tokens(p_v, p_starts, p_lengths, i_row, i_head, stride_v_token, stride_v_head, HAS_CHUNKS)
+        p_tail_v += slot * CAPACITY * D
+        seal_values(
+            p_page,
+            p_tail_v,
+            p_v,
+            length,
+            stride_v_token,
             first_position,
-            tl.load(p_pool_sizes + i_pair),
-            PLACES,
-            BP,
-            KEEP_SMALLEST,
+            b_won,
+            LAYOUT,
+            CAPACITY,
+            BD,
+            COLUMNS,
+            FIT,
+            UNBIASED,
+            HAS_CHUNKS,
         )
-        keep_outliers(p_tail_k, p_outlier_k + slot * PLACES * D, b_ring, b_won, o_rows, D, BD)
-        keep_outliers(p_tail_v, p_outlier_v + slot * PLACES * D, b_ring, b_won, o_rows, D, BD)
-    seal_keys(p_page, p_tail_k, b_ring, b_won, first_position, p_frequencies, LAYOUT, CHANNELS, FIT, UNBIASED, IN_ASM)
-    if LAYOUT.k_fine:
-        choose_fine(p_page, p_tail_k, b_ring, b_won, first_position, p_frequencies, LAYOUT, BD, IN_ASM)
-        tl.debug_barrier()
-        seal_fine_keys(p_page, p_tail_k, b_ring, b_won, first_position, p_frequencies, LAYOUT, FIT, UNBIASED, IN_ASM)
-    seal_values(p_page, p_tail_v, first_position, b_ring, b_won, LAYOUT, CAPACITY, BD, COLUMNS, FIT, UNBIASED)
-    b_mask = tl.sum(tl.reshape(b_won, [G // 16, 16]) << tl.arange(0, 16)[None, :], 1)
-    tl.store(p_page + LAYOUT.mask_at + tl.arange(0, G // 16), b_mask.to(tl.int16))
+        if not TRACED:
+            store_mask(p_page, b_won, LAYOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Where tokens lie that are not in a tail: arguments of `seal_chunks`, k and v in the slots' dtype."""
+
+    k: Tensor
+    v: Tensor
+    starts: Tensor
+    lengths: Tensor
+    page_starts: Tensor
+    page_rows: Tensor
 
 
 def seal(
@@ -336,42 +285,140 @@ def seal(
     unbiased: bool = False,
     frequencies: Tensor | None = None,
 ) -> None:
-    """See `ottserve.kernels.seal.seal`. One launch, no host synchronisation."""
+    """See `ottserve.kernels.seal.seal`. No host synchronisation."""
+    check_vectors(slot_ids=slot_ids, page_ids=page_ids, first_positions=first_positions, pool_sizes=pool_sizes)
+    how = keep, fit_rounds, unbiased, frequencies
+    _launch(pages, slots, layout, None, slot_ids, page_ids, first_positions, pool_sizes, *how)
+
+
+def seal_chunks(
+    pages: Tensor,
+    slots: Slots,
+    layout: PageLayout,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor,
+    slot_ids: Tensor,
+    lengths: Tensor,
+    page_starts: Tensor,
+    page_rows: Tensor,
+    page_ids: Tensor,
+    first_positions: Tensor,
+    pool_sizes: Tensor,
+    keep: Literal["smallest", "largest"],
+    fit_rounds: int,
+    unbiased: bool = False,
+    frequencies: Tensor | None = None,
+) -> None:
+    """See `ottserve.kernels.seal.seal_chunks`. No host synchronisation."""
+    vectors = {"starts": starts, "lengths": lengths, "page_starts": page_starts, "page_rows": page_rows}
+    vectors |= {"slot_ids": slot_ids, "page_ids": page_ids, "first_positions": first_positions}
+    check_vectors(**vectors, pool_sizes=pool_sizes)
+    k, v = (narrow(tensor, slots.tail_k.dtype) for tensor in (k, v))
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.stride(2) != 1:
+            raise ValueError(f"{name}: strides {tensor.stride()}, the last must be 1")
+    chunks = Chunks(k, v, starts, lengths, page_starts, page_rows)
+    how = keep, fit_rounds, unbiased, frequencies
+    _launch(pages, slots, layout, chunks, slot_ids, page_ids, first_positions, pool_sizes, *how)
+
+
+def _launch(
+    pages: Tensor,
+    slots: Slots,
+    layout: PageLayout,
+    chunks: Chunks | None,
+    slot_ids: Tensor,
+    page_ids: Tensor,
+    first_positions: Tensor,
+    pool_sizes: Tensor,
+    keep: Literal["smallest", "largest"],
+    fit_rounds: int,
+    unbiased: bool,
+    frequencies: Tensor | None,
+) -> None:
+    """Scores, admission, pages; the first two only where there are places for outliers."""
     check(layout, pages, slots)
     if layout.turns_keys:
         for_layout(layout, frequencies)
-    check_vectors(slot_ids=slot_ids, page_ids=page_ids, first_positions=first_positions, pool_sizes=pool_sizes)
     M, J = len(page_ids), pages.shape[1]
     if M == 0:
         return
-    places = slots.outlier_k.shape[2]
+    places, padded = slots.outlier_k.shape[2], triton.next_power_of_2(layout.head_size)
+    k, v = (slots.tail_k, slots.tail_v) if chunks is None else (chunks.k, chunks.v)
+    starts, lengths = (None, None) if chunks is None else (chunks.starts, chunks.lengths)
+    page_starts, page_rows = (None, None) if chunks is None else (chunks.page_starts, chunks.page_rows)
+    strides = k.stride()[:2], v.stride()[:2]
+    source = {"J": J, "BD": padded, "CAPACITY": slots.tail_k.shape[2], "HAS_CHUNKS": chunks is not None}
     channels, columns, warps = launch.seal_block(layout)
-    seal_kernel[M, J](
+    if places:
+        scores = torch.empty(M, J, layout.group, dtype=torch.float32, device=pages.device)
+        score_kernel[M, J](
+            scores,
+            slots.tail_k,
+            k,
+            slot_ids,
+            starts,
+            lengths,
+            page_rows,
+            first_positions,
+            *strides[0],
+            G=layout.group,
+            D=layout.head_size,
+            num_warps=warps,
+            **source,
+        )
+        admit_kernel[len(slot_ids), J](
+            scores,
+            pages,
+            slots.tail_k,
+            slots.tail_v,
+            k,
+            v,
+            slots.outlier_k,
+            slots.outlier_v,
+            slots.outlier_score,
+            slots.outlier_position,
+            slots.outlier_count,
+            slots.frozen,
+            slot_ids,
+            starts,
+            lengths,
+            page_starts,
+            page_ids,
+            first_positions,
+            pool_sizes,
+            *strides[0],
+            *strides[1],
+            LAYOUT=layout,
+            PLACES=places,
+            BP=triton.next_power_of_2(places),
+            KEEP_SMALLEST=keep == "smallest",
+            num_warps=1,
+            **source,
+        )
+    seal_kernel[M, J, 2](
         pages,
         slots.tail_k,
         slots.tail_v,
-        slots.outlier_k,
-        slots.outlier_v,
-        slots.outlier_score,
-        slots.outlier_position,
-        slots.outlier_count,
-        slots.frozen,
+        k,
+        v,
         slot_ids,
+        starts,
+        lengths,
+        page_rows,
         page_ids,
         first_positions,
-        pool_sizes,
         frequencies,
-        J=J,
+        *strides[0],
+        *strides[1],
         LAYOUT=layout,
-        CAPACITY=slots.tail_k.shape[2],
-        PLACES=places,
-        BP=triton.next_power_of_2(max(1, places)),
-        BD=triton.next_power_of_2(layout.head_size),
+        TRACED=places > 0,
         CHANNELS=channels,
         COLUMNS=columns,
-        KEEP_SMALLEST=keep == "smallest",
         FIT=fit_rounds,
         UNBIASED=unbiased,
         IN_ASM=not knobs.runtime.interpret,
         num_warps=warps,
+        **source,
     )

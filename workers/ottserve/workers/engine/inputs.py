@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.core.plan import SequenceStep, StepPlan
+from ottserve.workers.engine.chunk_inputs import pack_chunks
 from ottserve.workers.engine.pack import Pack, Place, Sent
 from ottserve.workers.engine.page_table import PageTable
-from ottserve.workers.kv.step import AppendRound, Chunks, DecodeRows, SealBatch, StepTensors
+from ottserve.workers.kv.step import DecodeRows, SealBatch, StepTensors
 
 
 class StepInputs:
@@ -30,7 +31,7 @@ class StepInputs:
         self._fresh_slots = pack.indices(fresh) if fresh else None
         self._sampled = pack.indices(_sampled_rows(plan))
         self._decodes = _decode_rows(pack, plan.decodes) if plan.decodes else None
-        self._chunks = _chunks(pack, plan.chunks, spec) if plan.chunks else None
+        self._chunks = pack_chunks(pack, plan.chunks, spec) if plan.chunks else None
         full = [(part, part.num_sealed) for part in plan.decodes if len(part.page_ids) > part.num_sealed]
         self._decode_seal = _seal_batch(pack, full, spec) if full else None
 
@@ -101,72 +102,6 @@ def _decode_rows(pack: Pack, parts: Sequence[SequenceStep]) -> Callable[[Sent, P
         page_table=table.rows(sent[slot_ids], width),
         num_pages=sent[num_pages],
         lengths=sent[lengths],
-    )
-
-
-def _chunks(pack: Pack, parts: Sequence[SequenceStep], spec: KVSpec) -> Callable[[Sent], Chunks]:
-    begins = (0, *accumulate(len(part.token_ids) for part in parts))
-    starts = pack.ints(begins)
-    page_table = pack.ints(_history_pages(parts))
-    num_pages = pack.ints([part.num_sealed for part in parts])
-    slot_ids = pack.ints([part.slot_id for part in parts])
-    lengths = pack.ints([part.start for part in parts])
-    rounds = _append_rounds(pack, list(zip(parts, begins[:-1], strict=True)), spec)
-    return lambda sent: Chunks(
-        starts=sent[starts],
-        page_table=sent[page_table],
-        num_pages=sent[num_pages],
-        slot_ids=sent[slot_ids],
-        lengths=sent[lengths],
-        rounds=tuple(part(sent) for part in rounds),
-    )
-
-
-def _history_pages(parts: Sequence[SequenceStep]) -> NDArray[np.int32]:
-    """History pages of each part, `[len(parts), widest]`; short rows end in the dummy page."""
-    table = np.zeros((len(parts), max(part.num_sealed for part in parts)), np.int32)
-    for row, part in enumerate(parts):
-        table[row, : part.num_sealed] = part.page_ids[: part.num_sealed]
-    return table
-
-
-def _append_rounds(
-    pack: Pack, chunks: Sequence[tuple[SequenceStep, int]], spec: KVSpec
-) -> list[Callable[[Sent], AppendRound]]:
-    """Cut chunks where tails fill up; round i writes the i-th piece of every chunk that has one."""
-    rounds = []
-    pieces = [_pieces(part, spec) for part, _ in chunks]
-    for index in range(max(len(cuts) for cuts in pieces)):
-        present = [
-            (part, begin, cuts[index]) for (part, begin), cuts in zip(chunks, pieces, strict=True) if index < len(cuts)
-        ]
-        rounds.append(_append_round(pack, present, index, spec))
-    return rounds
-
-
-def _pieces(part: SequenceStep, spec: KVSpec) -> list[range]:
-    """Positions of a chunk, cut at the seal points within it."""
-    pieces: list[range] = []
-    start, end = part.start, part.start + len(part.token_ids)
-    while start < end:
-        stop = min(end, spec.seal_point(part.num_sealed + len(pieces)))
-        pieces.append(range(start, stop))
-        start = stop
-    return pieces
-
-
-def _append_round(
-    pack: Pack, present: Sequence[tuple[SequenceStep, int, range]], index: int, spec: KVSpec
-) -> Callable[[Sent], AppendRound]:
-    positions = [np.arange(piece.start, piece.stop) for _, _, piece in present]
-    to_rows = [begin - part.start for part, begin, _ in present]
-    rows = pack.ints(np.concatenate([own + shift for own, shift in zip(positions, to_rows, strict=True)]))
-    slot_ids = pack.ints(np.repeat([part.slot_id for part, _, _ in present], [len(piece) for _, _, piece in present]))
-    at = pack.ints(np.concatenate(positions))
-    full = [(part, part.num_sealed + index) for part, _, _ in present if len(part.page_ids) > part.num_sealed + index]
-    seal = _seal_batch(pack, full, spec) if full else None
-    return lambda sent: AppendRound(
-        rows=sent[rows], slot_ids=sent[slot_ids], positions=sent[at], seal=seal and seal(sent)
     )
 
 

@@ -6,13 +6,11 @@ import torch
 from torch import Tensor
 
 from ottserve.kernels.attend_prefill import attend_prefill
-from ottserve.kernels.layout import PageLayout
-from ottserve.kernels.seal import seal
-from ottserve.kernels.slots import Slots
+from ottserve.kernels.seal import seal, seal_chunks
 from ottserve.kernels.write_tail import write_tail
 from ottserve.workers.kv.decodes import begin_decodes
 from ottserve.workers.kv.layers import LayerRun, LayerStore
-from ottserve.workers.kv.step import AppendRound, Chunks, SealBatch, StepTensors
+from ottserve.workers.kv.step import ChunkPages, Chunks, SealBatch, StepTensors
 from ottserve.workers.kv.store import KVStore
 
 
@@ -59,13 +57,20 @@ class OpenStep:
     def _seal_run(self, run: LayerRun, batch: SealBatch) -> None:
         store = self._store
         layers = torch.arange(len(run.layers), dtype=torch.int32, device=store.device)[:, None]
-        everywhere = SealBatch(
+        spec = store.spec
+        seal(
+            run.flat_pages,
+            run.flat_slots,
+            run.layout,
             (layers * store.num_slots + batch.slot_ids).flatten(),
             (layers * store.num_pages + batch.page_ids).flatten(),
             batch.first_positions.repeat(len(run.layers)),
+            run.pool_sizes.repeat_interleave(batch.slot_ids.numel()),
+            keep=spec.keep,
+            fit_rounds=spec.fit_rounds,
+            unbiased=spec.unbiased,
+            frequencies=store.key_frequencies,
         )
-        pool_sizes = run.pool_sizes.repeat_interleave(batch.slot_ids.numel())
-        self._seal(run.flat_pages, run.flat_slots, run.layout, everywhere, pool_sizes)
 
     def _attend_chunks(self, layer: int, q: Tensor, k: Tensor, v: Tensor, chunks: Chunks, scale: float) -> Tensor:
         stored = self._store.layers[layer]
@@ -84,26 +89,28 @@ class OpenStep:
             scale,
             self._store.key_frequencies,
         )
-        for part in chunks.rounds:
-            self._append(stored, k, v, part)
+        if chunks.pages is not None:
+            self._seal_chunks(stored, k, v, chunks, chunks.pages)
+        tail = chunks.tail
+        write_tail(stored.slots, k[tail.rows], v[tail.rows], tail.slot_ids, tail.positions)
         return out
 
-    def _append(self, stored: LayerStore, k: Tensor, v: Tensor, part: AppendRound) -> None:
-        write_tail(stored.slots, k[part.rows], v[part.rows], part.slot_ids, part.positions)
-        if part.seal is not None:
-            pool_sizes = stored.pool_size.repeat(part.seal.slot_ids.numel())
-            self._seal(stored.pages, stored.slots, stored.layout, part.seal, pool_sizes)
-
-    def _seal(self, pages: Tensor, slots: Slots, layout: PageLayout, batch: SealBatch, pool_sizes: Tensor) -> None:
+    def _seal_chunks(self, stored: LayerStore, k: Tensor, v: Tensor, chunks: Chunks, pages: ChunkPages) -> None:
         spec = self._store.spec
-        seal(
-            pages,
-            slots,
-            layout,
-            batch.slot_ids,
-            batch.page_ids,
-            batch.first_positions,
-            pool_sizes,
+        seal_chunks(
+            stored.pages,
+            stored.slots,
+            stored.layout,
+            k,
+            v,
+            chunks.starts,
+            chunks.slot_ids,
+            chunks.lengths,
+            pages.starts,
+            pages.rows,
+            pages.page_ids,
+            pages.first_positions,
+            stored.pool_size.repeat(chunks.slot_ids.numel()),
             keep=spec.keep,
             fit_rounds=spec.fit_rounds,
             unbiased=spec.unbiased,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SealBatch:
-    """Groups to seal in one layer: slot, page and position of the group's first token, int32 `[K]` each."""
+    """Groups of tails to seal in one layer: slot, page and position of the first token, int32 `[K]` each."""
 
     slot_ids: Tensor
     page_ids: Tensor
@@ -39,13 +39,27 @@ class DecodeRows:
 
 
 @dataclass(frozen=True, slots=True)
-class AppendRound:
-    """A part of the chunks that fits the tails: tokens to write, then the tails that this has filled."""
+class ChunkPages:
+    """The K pages that chunks fill, chunk by chunk, oldest first.
+
+    Attributes:
+        starts: int32 `[M+1]`; chunk n fills pages starts[n] … starts[n+1]−1 of the K.
+        rows, page_ids, first_positions: int32 `[K]`: number of the chunk, id, position of the group's first token.
+    """
+
+    starts: Tensor
+    rows: Tensor
+    page_ids: Tensor
+    first_positions: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TailTokens:
+    """Tokens of chunks that go to the tails, int32 `[K]` each: which of the chunk tokens, and where to."""
 
     rows: Tensor
     slot_ids: Tensor
     positions: Tensor
-    seal: SealBatch | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +70,8 @@ class Chunks:
         starts: int32 `[M+1]`, where each chunk begins among the chunk tokens.
         page_table, num_pages, slot_ids: as for decode rows, `[M, B]`, `[M]`, `[M]`.
         lengths: int32 `[M]`, tokens stored before the chunk.
-        rounds: how the chunks are stored once they have been attended to.
+        pages: what the chunks fill once they have been attended to; the groups come from tails and chunks.
+        tail: what of the chunks is in no page then, and is written when the pages are sealed.
     """
 
     starts: Tensor
@@ -64,7 +79,8 @@ class Chunks:
     num_pages: Tensor
     slot_ids: Tensor
     lengths: Tensor
-    rounds: tuple[AppendRound, ...]
+    pages: ChunkPages | None
+    tail: TailTokens
 
 
 @dataclass(frozen=True, slots=True)

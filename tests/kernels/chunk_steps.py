@@ -1,0 +1,163 @@
+"""Chunks of sequences at different points of their pages, and storing them one piece after another: what sealing them
+at once must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate, pairwise
+
+import torch
+from tests.kernels.triton.cache_state import POISON_WORD, frequencies_of, make_slots
+from torch import Tensor
+
+from ottserve.kernels.layout import PageLayout
+from ottserve.kernels.seal import reference as seal_reference
+from ottserve.kernels.slots import Slots
+from ottserve.kernels.write_tail import reference as write_reference
+
+WINDOW, HEADS = 16, 2
+
+# Stored before the chunk and its tokens, in groups and a rest: a first chunk of several pages, one that fills none, one
+# token that fills a page, chunks whose first group is partly, hardly and wholly in the tail, one after others.
+CASES = [
+    ((0, 0), (3, WINDOW + 5)),
+    ((0, 7), (0, 9)),
+    ((1, WINDOW - 1), (0, 1)),
+    ((0, 11), (2, 0)),
+    ((2, 1), (1, WINDOW + 3)),
+    ((1, WINDOW - 2), (2, 1)),
+    ((3, 9), (1, 12)),
+]
+
+
+@dataclass(frozen=True)
+class ChunkStep:
+    """One step's chunks, and the cache before it. `sequences` are the numbers of all tokens by row."""
+
+    layout: PageLayout
+    pages: Tensor
+    slots: Slots
+    k: Tensor
+    v: Tensor
+    starts: Tensor
+    slot_ids: Tensor
+    lengths: Tensor
+    page_starts: Tensor
+    page_rows: Tensor
+    page_ids: Tensor
+    first_positions: Tensor
+    pool_sizes: Tensor
+    how: tuple[object, ...]
+
+    def copy(self) -> ChunkStep:
+        """With a cache of its own."""
+        slots = Slots(*(getattr(self.slots, field.name).clone() for field in fields(Slots)))
+        return replace(self, pages=self.pages.clone(), slots=slots)
+
+    def seal_at_once(self, seal_chunks: Callable[..., None]) -> tuple[Tensor, Slots]:
+        """Pages and slots by the op; the tails are as they were."""
+        step = self.copy()
+        seal_chunks(
+            step.pages, step.slots, step.layout, step.k, step.v, step.starts, step.slot_ids, step.lengths,
+            step.page_starts, step.page_rows, step.page_ids, step.first_positions, step.pool_sizes, *step.how,
+        )  # fmt: skip
+        return step.pages, step.slots
+
+    def store_in_turn(self, write_tail: Callable[..., None], seal: Callable[..., None]) -> tuple[Tensor, Slots]:
+        """Pages and slots when each chunk is written until its tail is full, sealed, and so on."""
+        step = self.copy()
+        for row, (start, end) in enumerate(pairwise(step.starts.tolist())):
+            begin = start
+            first_page, last_page = step.page_starts[row : row + 2].tolist()
+            length, group = int(step.lengths[row]), step.layout.group
+            slot = step.slot_ids[row : row + 1]
+            for page in [*range(first_page, last_page), None]:
+                full = length + end - begin if page is None else int(step.first_positions[page]) + group + WINDOW
+                positions = torch.arange(length, full, dtype=torch.int32, device=slot.device)
+                piece = slice(begin, begin + len(positions))
+                write_tail(step.slots, step.k[piece], step.v[piece], slot.expand(len(positions)).clone(), positions)
+                begin, length = piece.stop, full
+                if page is not None:
+                    each = (x[page : page + 1] for x in (step.page_ids, step.first_positions))
+                    seal(step.pages, step.slots, step.layout, slot, *each, step.pool_sizes[row : row + 1], *step.how)
+        return step.pages, step.slots
+
+
+def make_chunks(
+    layout: PageLayout,
+    *,
+    pool: int = 3,
+    places: int = 11,
+    keep: str = "smallest",
+    fit_rounds: int = 0,
+    unbiased: bool = False,
+    dtype: torch.dtype | None = None,
+    cases: list[tuple[tuple[int, int], tuple[int, int]]] = CASES,
+    device: str = "cpu",
+    seed: int = 0,
+) -> ChunkStep:
+    """Poisoned memory, what the chunks' sequences have stored before, on shuffled pages, and the chunks.
+
+    Keys shrink along a sequence, so that every group has new outliers, and heads with few places freeze.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    group, count = layout.group, len(cases)
+    lengths = [groups * group + rest for (groups, rest), _ in cases]
+    sizes = [groups * group + rest for _, (groups, rest) in cases]
+
+    def num_pages(num_tokens: int) -> int:
+        return max(0, (num_tokens - WINDOW) // group)
+
+    old = [num_pages(length) for length in lengths]
+    new = [num_pages(length + size) - pages for length, size, pages in zip(lengths, sizes, old, strict=True)]
+    assert sum(new) and not all(new)
+    ids = (1 + torch.randperm(sum(old) + sum(new), generator=generator)).int().split([sum(old), sum(new)])
+    drawn = [torch.randn(length + size, 2, HEADS, layout.head_size, generator=generator)
+             / (1 + torch.arange(length + size)[:, None, None, None] / group)
+             for length, size in zip(lengths, sizes, strict=True)]  # fmt: skip
+    for tokens in drawn:
+        tokens[..., ::7] += 2
+    where = {"dtype": torch.int32, "device": device}
+    step = ChunkStep(
+        layout=layout,
+        pages=torch.full((sum(old) + sum(new) + 2, HEADS, layout.words), POISON_WORD, dtype=torch.int16).to(device),
+        slots=make_slots(count + 2, HEADS, group + WINDOW, places, layout.head_size, layout.exact_dtype, device),
+        k=torch.cat([tokens[:length, 0] for tokens, length in zip(drawn, lengths, strict=True)]).to(device),
+        v=torch.cat([tokens[:length, 1] for tokens, length in zip(drawn, lengths, strict=True)]).to(device),
+        starts=torch.tensor([0, *accumulate(lengths)], **where),
+        slot_ids=torch.arange(count, 0, -1, **where),
+        lengths=torch.zeros(count, **where),
+        page_starts=torch.tensor([0, *accumulate(old)], **where),
+        page_rows=torch.tensor([row for row, pages in enumerate(old) for _ in range(pages)], **where),
+        page_ids=ids[0].to(device),
+        first_positions=torch.tensor([group * page for pages in old for page in range(pages)], **where),
+        pool_sizes=torch.tensor([pool if row % 3 < 2 else 0 for row in range(count)], **where),
+        how=(keep, fit_rounds, unbiased, frequencies_of(layout, device)),
+    )
+    pages, slots = step.store_in_turn(write_reference.write_tail, seal_reference.seal)
+    ring = torch.arange(group + WINDOW, device=device)
+    for slot, length, sealed in zip(step.slot_ids.tolist(), lengths, old, strict=True):
+        dead = ((ring - sealed * group) % (group + WINDOW)) >= length - sealed * group
+        slots.tail_k[slot, :, dead], slots.tail_v[slot, :, dead] = torch.nan, torch.nan
+    kv = torch.cat([tokens[length:] for tokens, length in zip(drawn, lengths, strict=True)])
+    k, v = kv.to(device=device, dtype=dtype or layout.exact_dtype).unbind(1)
+    return replace(
+        step,
+        pages=pages,
+        slots=slots,
+        k=k,
+        v=v,
+        starts=torch.tensor([0, *accumulate(sizes)], **where),
+        lengths=torch.tensor(lengths, **where),
+        page_starts=torch.tensor([0, *accumulate(new)], **where),
+        page_rows=torch.tensor([row for row, pages in enumerate(new) for _ in range(pages)], **where),
+        page_ids=ids[1].to(device),
+        first_positions=torch.tensor(
+            [group * (first + page) for first, pages in zip(old, new, strict=True) for page in range(pages)], **where
+        ),
+    )
+
+
+OUTLIERS = ("outlier_k", "outlier_v", "outlier_score", "outlier_position", "outlier_count", "frozen")
+"""What sealing changes of a slot."""
