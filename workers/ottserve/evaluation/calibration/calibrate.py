@@ -45,11 +45,11 @@ def measure(
             raise ValueError(f"{text.name}: {found}")
     served = model.with_rotated_values() if spec.rotate_values else model
     traces = [trace(served, text.token_ids) for text in texts]
-    found = []
+    layers = []
     for layer, *traced in zip(spec.layers, *traces, strict=True):
-        found.append(_measure_layer([LayerSensitivity(each, spec) for each in traced], spec, layer))
+        layers.append(_measure_layer([LayerSensitivity(each, spec) for each in traced], spec, layer))
         advance()
-    return found
+    return layers
 
 
 def make_plan(

@@ -32,6 +32,6 @@ def value_options(pool: int) -> list[LayerSpec]:
 
 
 def pool_options(spec: KVSpec) -> list[int]:
-    """Places that a layer's pool may have: at most as many as evicted ones, and none where no layer of the cache has."""
+    """Places that a layer's pool may have: at most as many as evicted ones; 0 where the cache traces nothing."""
     most = spec.evicted if any(layer.pool for layer in spec.layers) else 0
     return [places for places in POOL_PLACES if places <= most]
