@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ottserve.workers.engine.runner import Runner
-from ottserve.workers.kv.step import Chunks, SealBatch, StepTensors
+from ottserve.workers.kv.step import ChunkPages, Chunks, StepTensors
 from ottserve.workers.kv.store import KVStore
 
 
@@ -32,19 +32,15 @@ class UnreadRunner(Runner):
         if self._is_filled:
             return self._logits.expand(len(step.sampled_rows), -1)
         logits = super().run(step)
-        if (seal := _first_seal(step.chunks)) is not None:
-            _fill(self._store, seal)
+        if step.chunks.pages is not None:
+            _fill(self._store, step.chunks, step.chunks.pages)
             self._is_filled = True
         return logits
 
 
-def _first_seal(chunks: Chunks) -> SealBatch | None:
-    return next((part.seal for part in chunks.rounds if part.seal is not None), None)
-
-
-def _fill(store: KVStore, seal: SealBatch) -> None:
+def _fill(store: KVStore, chunks: Chunks, pages: ChunkPages) -> None:
     """Copy the first page that was sealed, and the slot it came from, over all there are, the dummies included."""
-    page_id, slot_id = seal.page_ids[:1], seal.slot_ids[:1]
+    page_id, slot_id = pages.page_ids[:1], chunks.slot_ids.index_select(0, pages.rows[:1])
     for run in store.runs:
         run.pages.copy_(run.pages.index_select(1, page_id))
     for part in store.slots.tensors:
