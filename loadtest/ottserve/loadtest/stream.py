@@ -6,8 +6,8 @@ Definitions are those of vLLM's serving benchmark: TTFT from sending to the firs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +25,16 @@ class Streams(Protocol):
         ...
 
 
+class AsyncStreams(Protocol):
+    """The same of `ottserve.client.AsyncClient`."""
+
+    def stream(
+        self, prompt: Prompt, options: Options | None = None, timeout_s: float | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        """The answer as it appears."""
+        ...
+
+
 @dataclass(slots=True)
 class Timed:
     """What became of one request.
@@ -32,6 +42,7 @@ class Timed:
     Attributes:
         outcome: completed, cancelled, or the name of the status that it failed with.
         gaps: time between messages and the tokens that came with the later one.
+        began: when it was sent, on the caller's clock; tokens_at: when the last ones came.
     """
 
     kind: str
@@ -42,6 +53,21 @@ class Timed:
     gaps: list[tuple[float, int]] = field(default_factory=list)
     usage: Usage | None = None
     error: ClientError | None = None
+    began: float = 0.0
+    tokens_at: float = 0.0
+
+    def see(self, chunk: Chunk, moment: float) -> None:
+        """Take in a message that came at this moment."""
+        if chunk.token_ids:
+            num_tokens = len(chunk.token_ids)
+            if self.first_token_s is None:
+                self.first_token_s = moment - self.began
+            else:
+                self.gaps.append((moment - self.tokens_at, num_tokens))
+            self.num_tokens += num_tokens
+            self.tokens_at = moment
+        if chunk.finish:
+            self.usage = chunk.finish.usage
 
     @property
     def per_token_s(self) -> float | None:
@@ -53,31 +79,41 @@ class Timed:
 
 def send(client: Streams, drawn: Drawn, timeout_s: float, now: Callable[[], float]) -> Timed:
     """Send one request, read its answer to the end or to where the caller leaves. Raises nothing that a call may."""
-    options = Options(temperature=0, max_new_tokens=drawn.num_answer_tokens, ignore_eos=True)
-    timed = Timed(drawn.kind)
-    began = now()
+    timed = Timed(drawn.kind, began=now())
     try:
-        with closing(client.stream(drawn.prompt_ids, options, timeout_s)) as chunks:  # type: ignore[type-var]
-            _read(chunks, drawn, timed, began, now)
+        with closing(client.stream(drawn.prompt_ids, _options(drawn), timeout_s)) as chunks:  # type: ignore[type-var]
+            for chunk in chunks:
+                timed.see(chunk, now())
+                if not chunk.finish and _leaves(drawn, timed):
+                    timed.outcome = CANCELLED
+                    break
     except ClientError as error:
         timed.outcome, timed.error = error.code.name.lower(), error
-    timed.e2e_s = now() - began
+    timed.e2e_s = now() - timed.began
     return timed
 
 
-def _read(chunks: Iterator[Chunk], drawn: Drawn, timed: Timed, began: float, now: Callable[[], float]) -> None:
-    before = began
-    for chunk in chunks:
-        if chunk.token_ids:
-            moment, num_tokens = now(), len(chunk.token_ids)
-            if timed.first_token_s is None:
-                timed.first_token_s = moment - began
-            else:
-                timed.gaps.append((moment - before, num_tokens))
-            timed.num_tokens += num_tokens
-            before = moment
-        if chunk.finish:
-            timed.usage = chunk.finish.usage
-        elif drawn.cancel_after is not None and timed.num_tokens >= drawn.cancel_after:
-            timed.outcome = CANCELLED
-            return
+async def send_async(
+    client: AsyncStreams, drawn: Drawn, timeout_s: float, now: Callable[[], float], timed: Timed
+) -> None:
+    """As `send`, on an event loop; `timed` fills meanwhile. Cancelling the task ends the call."""
+    timed.began = now()
+    try:
+        async with aclosing(client.stream(drawn.prompt_ids, _options(drawn), timeout_s)) as chunks:
+            async for chunk in chunks:
+                timed.see(chunk, now())
+                if not chunk.finish and _leaves(drawn, timed):
+                    timed.outcome = CANCELLED
+                    break
+    except ClientError as error:
+        timed.outcome, timed.error = error.code.name.lower(), error
+    timed.e2e_s = now() - timed.began
+
+
+def _options(drawn: Drawn) -> Options:
+    """Greedy, and exactly so many tokens."""
+    return Options(temperature=0, max_new_tokens=drawn.num_answer_tokens, ignore_eos=True)
+
+
+def _leaves(drawn: Drawn, timed: Timed) -> bool:
+    return drawn.cancel_after is not None and timed.num_tokens >= drawn.cancel_after

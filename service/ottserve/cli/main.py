@@ -8,6 +8,7 @@ from ottserve.cli import (
     ask,
     bench,
     bench_model,
+    bench_serve,
     calibrate,
     capacity,
     chat,
@@ -50,6 +51,7 @@ app.command("dgap-evaluate")(dgap.dgap_evaluate)
 app.command("bench")(bench.bench)
 app.command("bench-engine")(bench_model.bench_engine)
 app.command("bench-step")(bench_model.bench_step)
+app.command("bench-serve")(bench_serve.bench_serve)
 app.command("bench-host")(bench_model.bench_host)
 app.command("bench-gateway")(gateway_cost.bench_gateway)
 app.command("latency")(latency.latency)

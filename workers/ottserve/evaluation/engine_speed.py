@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -71,6 +72,25 @@ class EngineRate:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class EngineTimes:
+    """What was seen of an engine while its prompts were computed and then all sequences decoded.
+
+    Attributes:
+        prefill_rate, decode_rate, graph_share: as of `EngineRate`.
+        first_token_s: of each sequence, since all were there.
+        step_s: of the timed steps; each sequence gets a token from each.
+        num_pages: of live sequences, at the end.
+    """
+
+    prefill_rate: float
+    decode_rate: float
+    graph_share: float
+    first_token_s: tuple[float, ...]
+    step_s: tuple[float, ...]
+    num_pages: int
+
+
 def time_engine(
     model: LoadedModel, row: PolicyRow, load: Load, num_new: int, *, memory_bytes: int, tokens_per_step: int
 ) -> EngineRate:
@@ -103,9 +123,10 @@ def time_engine(
     )  # fmt: skip
     engine = make_engine(settings, model, lambda message: None)
     try:
-        prefill_rate, decode_rate, share = _run(engine, Load(load.context, count), num_new, num_steps)
+        times = time_prompts(engine, random_prompts(model.info.vocab_size, load.context, count), num_new, num_steps)
         cache_bytes = engine.server_info.num_pages * spec.page_bytes + (count + 1) * spec.slot_bytes
-        return EngineRate(row.name, Load(load.context, count), prefill_rate, decode_rate, share, cache_bytes)
+        done = Load(load.context, count)
+        return EngineRate(row.name, done, times.prefill_rate, times.decode_rate, times.graph_share, cache_bytes)
     finally:
         del engine
         gc.collect()
@@ -131,30 +152,52 @@ def _fitting(spec: KVSpec, num_tokens: int, memory_bytes: int) -> int:
     return max(1, (memory_bytes - spec.slot_bytes) // each)
 
 
-def _run(engine: Engine, load: Load, num_new: int, num_answer: int) -> tuple[float, float, float]:
-    """Prefill rate, decode rate and share of graphs; nothing runs in the engine before or after."""
-    generator = torch.Generator().manual_seed(0)
-    vocabulary = engine.model_info.vocab_size
-    for index in range(load.num_sequences):
-        prompt = tuple(torch.randint(vocabulary, (load.context,), generator=generator).tolist())
+def random_prompts(vocab_size: int, num_tokens: int, count: int, seed: int = 0) -> list[tuple[int, ...]]:
+    """Prompts of which no two begin alike: speed does not depend on what they say."""
+    generator = torch.Generator().manual_seed(seed)
+    return [tuple(torch.randint(vocab_size, (num_tokens,), generator=generator).tolist()) for _ in range(count)]
+
+
+def time_prompts(engine: Engine, prompts: Sequence[tuple[int, ...]], num_new: int, num_answer: int) -> EngineTimes:
+    """Compute prompts, then time steps in which all of them decode. Nothing runs in the engine before or after.
+
+    Args:
+        num_new: steps that are timed.
+        num_answer: tokens that each sequence may say: enough for the first one until the last one is timed.
+
+    Raises:
+        ValueError: the first sequence ended before all were timed.
+        OttserveError: the engine gave up a sequence.
+    """
+    begin = time.perf_counter()
+    for index, prompt in enumerate(prompts):
         stops = StopParams(num_answer, ignore_eos=True)
         engine.add(GenerationTask(str(index), prompt, SamplingParams(temperature=0.0), stops, time.time()))
-    waiting = {str(index) for index in range(load.num_sequences)}
-    begin = time.perf_counter()
+    waiting, first_token_s = {str(index) for index in range(len(prompts))}, []
     while waiting:
-        waiting -= {chunk.request_id for chunk in step(engine) if chunk.token_ids}
+        begun = {chunk.request_id for chunk in step(engine) if chunk.token_ids} & waiting
+        first_token_s += [time.perf_counter() - begin] * len(begun)
+        waiting -= begun
     prefill_s = time.perf_counter() - begin
     for _ in range(WARM_UP_STEPS):
         step(engine)
-    before, begin = engine.counters, time.perf_counter()
+    before, begin, ended, moments = engine.counters, time.perf_counter(), False, [time.perf_counter()]
     for _ in range(num_new):
-        step(engine)
-    took_s, after = time.perf_counter() - begin, engine.counters
-    for index in range(load.num_sequences):
+        ended |= any(chunk.finish for chunk in step(engine))
+        moments.append(time.perf_counter())
+    took_s, after, pages = time.perf_counter() - begin, engine.counters, engine.load_report().pages_used
+    for index in range(len(prompts)):
         engine.abort(str(index))
     while engine.has_work:
         step(engine)
+    if ended:
+        raise ValueError(f"an answer of {num_answer} tokens ended before all {len(prompts)} sequences were timed")
     num_steps = after.num_decode_steps - before.num_decode_steps
-    num_tokens = after.num_generated_tokens - before.num_generated_tokens
-    share = (after.num_graph_steps - before.num_graph_steps) / max(1, num_steps)
-    return load.num_sequences * load.context / prefill_s, num_tokens / took_s, share
+    return EngineTimes(
+        prefill_rate=sum(map(len, prompts)) / prefill_s,
+        decode_rate=(after.num_generated_tokens - before.num_generated_tokens) / took_s,
+        graph_share=(after.num_graph_steps - before.num_graph_steps) / max(1, num_steps),
+        first_token_s=tuple(first_token_s),
+        step_s=tuple(later - earlier for earlier, later in pairwise(moments)),
+        num_pages=pages,
+    )

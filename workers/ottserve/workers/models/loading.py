@@ -21,7 +21,7 @@ from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.models.attention import IMPLEMENTATION, register
 from ottserve.workers.models.fingerprint import fingerprint
 from ottserve.workers.models.positions import key_frequencies
-from ottserve.workers.models.random_model import number_tokenizer, random_model
+from ottserve.workers.models.random_model import number_tokenizer, random_config, random_model
 from ottserve.workers.models.rotation import can_rotate, rotate_values
 from ottserve.workers.models.sharding import WHOLE, Share, shard
 from ottserve.workers.models.source import RANDOM_MODEL, TOY_MODEL, UNREAD, ModelSource, find_source
@@ -105,6 +105,14 @@ def load_model(settings: ModelSettings, progress: Progress, part: Share = WHOLE)
         num_ranks=part.num_ranks,
         reads_prompts=not (source.name.startswith(RANDOM_MODEL) and source.name.endswith(UNREAD)),
     )
+
+
+def read_config(path: str) -> PretrainedConfig:
+    """The configuration of what `model.path` names, without its weights. Raises ValueError as `load_model`."""
+    source = find_source(path)
+    if source.name == TOY_MODEL:
+        return toy_model(IMPLEMENTATION).config
+    return random_config(source.name) if source.name.startswith(RANDOM_MODEL) else _read_config(source)
 
 
 def find_device(wanted: str) -> torch.device:

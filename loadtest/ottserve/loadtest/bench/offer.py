@@ -1,0 +1,101 @@
+"""Requests that come at a rate, whether or not the service keeps up (an open loop with Poisson arrivals)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+
+from ottserve import client as oc
+from ottserve.loadtest.bench.decode import ONE_TRY, Seen
+from ottserve.loadtest.bench.watch import Watch
+from ottserve.loadtest.draw import Drawn, Requests, gaps_s
+from ottserve.loadtest.stream import Timed, send_async
+from ottserve.loadtest.tally import Tally
+from ottserve.loadtest.workload import OpenLoop, Workload
+
+NUM_CHANNELS = 8
+
+
+def steady_load(
+    requests_per_s: float, num_prompt: int, num_answer: int, duration_s: float, seed: int, timeout_s: float
+) -> Workload:
+    """Requests of equal lengths with Poisson arrivals; the first fifth of the time warms up."""
+    return Workload.model_validate(
+        {
+            "about": f"{requests_per_s:g} requests/s",
+            "seed": seed,
+            "duration_s": duration_s,
+            "warm_up_s": duration_s / 5,
+            "timeout_s": timeout_s,
+            "arrivals": {"loop": "open", "requests_per_s": requests_per_s},
+            "requests": [
+                {
+                    "name": "offered",
+                    "prompt_tokens": {"least": num_prompt, "most": num_prompt},
+                    "answer_tokens": {"least": num_answer, "most": num_answer},
+                }
+            ],
+        }
+    )
+
+
+async def offer(target: str, metrics_url: str, workload: Workload, token_ids: tuple[int, ...]) -> Seen:
+    """Send a workload's requests for as long as it says, and read every answer to its end.
+
+    Rates and times are of the requests that were sent after the warm-up; refusals and failures of all.
+
+    Args:
+        target, metrics_url: of the service.
+        workload: what is sent, in an open loop.
+        token_ids: what prompts are made of.
+
+    Raises:
+        ValueError: the workload is a closed loop.
+    """
+    arrivals = workload.arrivals
+    if not isinstance(arrivals, OpenLoop):
+        raise ValueError("arrivals: an open loop is needed")
+    watch, tally = Watch(metrics_url), Tally()
+    requests = Requests(workload, token_ids, "offer")
+    measured: list[Timed] = []
+    in_flight: set[asyncio.Task[None]] = set()
+
+    async def call(client: oc.AsyncClient, drawn: Drawn, counts: bool) -> None:
+        timed = Timed(drawn.kind)
+        await send_async(client, drawn, workload.timeout_s, time.perf_counter, timed)
+        tally.add(timed, workload.limits, counts)
+        if counts:
+            measured.append(timed)
+
+    async with AsyncExitStack() as stack:
+        channels = [oc.AsyncClient(target, retry=ONE_TRY) for _ in range(NUM_CHANNELS)]
+        clients = [await stack.enter_async_context(channel) for channel in channels]
+        await stack.enter_async_context(watch.watching())
+        before = await watch.look()
+        began = due = time.perf_counter()
+        for turn, gap_s in enumerate(gaps_s(arrivals, str(workload.seed))):
+            due += gap_s
+            if due - began >= workload.duration_s:
+                break
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            counts = due - began >= workload.warm_up_s
+            task = asyncio.create_task(call(clients[turn % NUM_CHANNELS], requests.draw(), counts))
+            in_flight.add(task)
+            task.add_done_callback(in_flight.discard)
+        await asyncio.gather(*in_flight)
+        growth = (await watch.look()).since(before)
+    return Seen(
+        tokens_per_s=_tokens_per_s(measured, began + workload.warm_up_s),
+        first_token=tally.times["first_token_s"],
+        inter_token=tally.times["inter_token_s"],
+        outcomes=tally.outcomes,
+        watched=watch.seen,
+        counters=growth,
+    )
+
+
+def _tokens_per_s(measured: list[Timed], begin: float) -> float:
+    """From the end of the warm-up to the last token."""
+    end = max((timed.tokens_at for timed in measured), default=begin)
+    return sum(timed.num_tokens for timed in measured) / (end - begin) if end > begin else 0.0

@@ -1,0 +1,192 @@
+"""Starts services and engines, has them measured point by point, and keeps what is found."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress, TaskID, TimeElapsedColumn
+
+from ottserve import client as oc
+from ottserve.cli.serving.choice import SYSTEMS, Wanted
+from ottserve.cli.serving.starts import figures_of, replica_threads, start_settings, subject
+from ottserve.cli.settings import read_settings
+from ottserve.evaluation.engine_speed import random_prompts
+from ottserve.evaluation.serving.offline import Prompts, measure_offline
+from ottserve.evaluation.serving.plan import Start, Task
+from ottserve.evaluation.serving.points import Offered
+from ottserve.evaluation.serving.results import ENGINE, SERVICE, Figures, Measurement, Results
+from ottserve.evaluation.serving.summary import Summary, summarise
+from ottserve.loadtest.bench.decode import PointFailed, Seen, decode
+from ottserve.loadtest.bench.offer import offer, steady_load
+from ottserve.loadtest.local import LocalService, StartFailed, end
+from ottserve.loadtest.local import start as start_service
+from ottserve.workers.models.loading import find_device
+
+WARM_UP_TOKENS, WARM_UP_PROMPT, WARM_UP_SEED = 8, 512, 1_000_000
+
+Job = tuple[Task, int]
+
+
+class Bench:
+    """One run of the command."""
+
+    def __init__(self, wanted: Wanted, folder: Path) -> None:
+        """`folder` takes the results, and the logs of the services."""
+        self._wanted = wanted
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._results = Results(folder / "bench-serve.json")
+        self._results.describe(wanted.about, wanted.skipped)
+        self._ends_at = None if wanted.limit_s is None else time.monotonic() + wanted.limit_s
+        self._progress = Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True))
+        self._bars: dict[str, TaskID] = {}
+
+    def run(self) -> None:
+        """Measure what is not there yet, services first: an engine keeps the model of this process in memory."""
+        with self._progress:
+            for system in self._wanted.systems:
+                for start in self._wanted.starts:
+                    self._add_bar(system, start)
+            if SERVICE in self._wanted.systems:
+                for start in self._wanted.starts:
+                    self._measure_service(start)
+            if ENGINE in self._wanted.systems:
+                self._measure_engines()
+
+    def summaries(self) -> list[Summary]:
+        """Of all that is there by now, measured by an earlier run with the same folder and settings or by this one."""
+        wanted = {
+            (system, start.row.name, str(task.point)): subject(self._wanted, start, task)
+            for system in SYSTEMS
+            for start in self._wanted.starts
+            for task in start.tasks
+        }
+        found = [row for row in self._results.measurements if row.subject == wanted.get(row.key[:3])]
+        return summarise(found, [row.name for row in self._wanted.rows])
+
+    def _measure_service(self, start: Start) -> None:
+        rounds = range(self._wanted.repeats) if self._wanted.fresh else [None]
+        for only in rounds:
+            jobs = list(self._jobs(SERVICE, start, only))
+            if not jobs or self._is_late():
+                continue
+            self._say(f"starting the service for {start.row.name}, {start.max_running} slots")
+            began = time.monotonic()
+            try:
+                service = start_service(start_settings(self._wanted, start))
+            except StartFailed as error:
+                self._log_path(start).write_text(str(error))
+                for task, repeat in jobs:
+                    self._keep(SERVICE, start, task, repeat, f"the service did not start, {self._log_path(start)}")
+                continue
+            self._say(f"ready after {time.monotonic() - began:.0f} s")
+            try:
+                asyncio.run(self._measure_points(service, start, jobs))
+            finally:
+                end(service.process)
+                shutil.move(service.log, self._log_path(start))
+                service.log.parent.rmdir()
+
+    def _log_path(self, start: Start) -> Path:
+        """Where the log of the last service with these settings is kept."""
+        name = re.sub(r"[^\w.=,-]+", "-", start.row.name)
+        return self._folder / f"{name}-{start.max_running}.log"
+
+    async def _measure_points(self, service: LocalService, start: Start, jobs: list[Job]) -> None:
+        await self._warm_up(service)
+        for task, repeat in jobs:
+            if self._is_late():
+                return
+            try:
+                seen = await self._measure_point(service, task, repeat)
+            except (PointFailed, OSError) as error:
+                self._keep(SERVICE, start, task, repeat, str(error))
+            else:
+                self._keep(SERVICE, start, task, repeat, figures_of(seen, has_first_token=self._wanted.reads_prompts))
+
+    async def _warm_up(self, service: LocalService) -> None:
+        """One request, whatever becomes of it: what is wrong shows in the points."""
+        num_tokens = min(WARM_UP_PROMPT, self._wanted.bounds.context_length // 2)
+        (prompt,) = random_prompts(self._wanted.vocab_size, num_tokens, 1, WARM_UP_SEED)
+        options = oc.Options(temperature=0, max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
+        async with oc.AsyncClient(service.target) as client:
+            with contextlib.suppress(oc.ClientError):
+                await client.generate(prompt, options)
+
+    async def _measure_point(self, service: LocalService, task: Task, repeat: int) -> Seen:
+        wanted = self._wanted
+        if not isinstance(task.point, Offered):
+            prompts = self._prompts(task, repeat)
+            bounds = (task.num_answer, wanted.bounds.num_new, wanted.point_timeout_s)
+            return await decode(service.target, service.metrics_url, prompts, *bounds)
+        workload = steady_load(task.point.requests_per_s, *wanted.offered, repeat, wanted.point_timeout_s)
+        return await offer(service.target, service.metrics_url, workload, tuple(range(wanted.vocab_size)))
+
+    def _measure_engines(self) -> None:
+        threads = replica_threads(find_device(self._wanted.model.device).type)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        for start in self._wanted.starts:
+            jobs = [job for job in self._jobs(ENGINE, start) if not isinstance(job[0].point, Offered)]
+            if not jobs or self._is_late():
+                continue
+            self._say(f"loading the engine alone for {start.row.name}, {start.max_running} slots")
+            flags = [f"--{name}={value}" for name, value in start_settings(self._wanted, start).items()]
+            in_time = (job for job in jobs if not self._is_late())
+            keep = partial(self._keep_offline, start)
+            settings = read_settings(None, flags).engine
+            measure_offline(settings, self._say, in_time, self._prompts, self._wanted.bounds.num_new, keep)
+
+    def _keep_offline(self, start: Start, task: Task, repeat: int, found: Figures | str) -> None:
+        if isinstance(found, Figures) and not self._wanted.reads_prompts:
+            found = replace(found, first_token_p50_s=None, first_token_p99_s=None)
+        self._keep(ENGINE, start, task, repeat, found)
+
+    def _jobs(self, system: str, start: Start, only: int | None = None) -> Iterator[Job]:
+        """What is not there yet; all points in turn, then all of them again."""
+        for repeat in range(self._wanted.repeats) if only is None else [only]:
+            for task in start.tasks:
+                key = (system, start.row.name, str(task.point), repeat)
+                if not self._results.has(key, subject(self._wanted, start, task)):
+                    yield task, repeat
+
+    def _prompts(self, task: Task, repeat: int) -> Prompts:
+        """Equal ones for service and engine."""
+        return random_prompts(self._wanted.vocab_size, task.num_prompt, task.num_sequences, seed=repeat)
+
+    def _keep(self, system: str, start: Start, task: Task, repeat: int, found: Figures | str) -> None:
+        figures, error = (found, None) if isinstance(found, Figures) else (None, found)
+        depends_on, point = subject(self._wanted, start, task), str(task.point)
+        self._results.add(Measurement(system, start.row.name, point, repeat, depends_on, figures, error))
+        self._progress.advance(self._bars[_bar(system, start)])
+        self._say(f"{system}, {start.row.name} at {point}: {_told(found)}")
+
+    def _is_late(self) -> bool:
+        return self._ends_at is not None and time.monotonic() > self._ends_at
+
+    def _add_bar(self, system: str, start: Start) -> None:
+        tasks = [task for task in start.tasks if system == SERVICE or not isinstance(task.point, Offered)]
+        total, left = len(tasks) * self._wanted.repeats, sum(job[0] in tasks for job in self._jobs(system, start))
+        name = _bar(system, start)
+        self._bars[name] = self._progress.add_task(name, total=total, completed=total - left)
+
+    def _say(self, message: str) -> None:
+        self._progress.console.print(message, highlight=False, markup=False)
+
+
+def _bar(system: str, start: Start) -> str:
+    return f"{system}, {start.row.name}, {start.max_running} slots"
+
+
+def _told(found: Figures | str) -> str:
+    return f"{found.tokens_per_s:,.1f} tokens/s" if isinstance(found, Figures) else f"failed: {found}"

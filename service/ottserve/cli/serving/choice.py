@@ -1,0 +1,160 @@
+"""What `ottserve bench-serve` was asked for, with what depends on model and device filled in. Starts nothing."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from ottserve.evaluation.environment import environment
+from ottserve.evaluation.policies import PolicyRow, parse_policies
+from ottserve.evaluation.serving.plan import Bounds, Skipped, Start, plan_starts
+from ottserve.evaluation.serving.points import parse_points
+from ottserve.evaluation.serving.results import ENGINE, SERVICE
+from ottserve.loadtest.bench.watch import gpu_bytes
+from ottserve.workers.engine.capacity import GPU_FREE_SHARE
+from ottserve.workers.kv.table import resolve_spec
+from ottserve.workers.models.loading import find_device, read_config
+from ottserve.workers.models.source import RANDOM_MODEL, UNREAD
+from ottserve.workers.models.support import model_shape
+from ottserve.workers.settings import ModelSettings
+
+GIB = 2**30
+SYSTEMS = (SERVICE, ENGINE)
+BESIDE = ("ray", "triton", "grpcio", "xgrammar")
+
+DEFAULTS = {
+    "cuda": {"new_tokens": 256, "tokens_per_step": 8192},
+    "cpu": {"new_tokens": 32, "tokens_per_step": 512},
+}
+CPU_MEMORY_GIB = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """All that is to be measured.
+
+    Attributes:
+        model: path, dtype and device, as the settings of these names.
+        offered: prompt tokens, answer tokens and seconds of requests that come at a rate.
+        about: what the report says of machine, model and options.
+    """
+
+    model: ModelSettings
+    vocab_size: int
+    rows: tuple[PolicyRow, ...]
+    starts: tuple[Start, ...]
+    skipped: tuple[Skipped, ...]
+    systems: tuple[str, ...]
+    bounds: Bounds
+    repeats: int
+    fresh: bool
+    offered: tuple[int, int, float]
+    point_timeout_s: float
+    limit_s: float | None
+    about: Mapping[str, Any]
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether times to a first token mean anything."""
+        return not self.model.path.endswith(UNREAD)
+
+
+def choose(
+    *,
+    model: str,
+    dtype: str,
+    device: str,
+    policies: str,
+    points: str | None,
+    systems: str,
+    repeats: int,
+    new_tokens: int | None,
+    answer_tokens: int | None,
+    memory_gib: float | None,
+    tokens_per_step: int | None,
+    fresh: bool,
+    offered: tuple[int, int, float],
+    point_timeout_s: float,
+    limit_s: float | None,
+    points_by_device: Mapping[str, str],
+) -> Wanted:
+    """Fill in what was left open. Arguments are those of the command.
+
+    Raises:
+        ValueError: something is impossible; names it.
+    """
+    settings = ModelSettings.model_validate({"path": model, "dtype": dtype, "device": device})
+    kind = find_device(device).type
+    config = read_config(model)
+    rows = tuple(parse_policies(policies))
+    shape = model_shape(config)
+    num_new = new_tokens or DEFAULTS[kind]["new_tokens"]
+    bounds = Bounds(
+        memory_bytes=int(memory_gib * GIB) if memory_gib else _memory_bytes(kind, config),
+        context_length=config.max_position_embeddings,
+        tokens_per_step=tokens_per_step or DEFAULTS[kind]["tokens_per_step"],
+        num_new=num_new,
+        num_answer=answer_tokens,
+    )
+    named = points or points_by_device[kind]
+    starts, skipped = plan_starts(
+        rows, {row.name: resolve_spec(row.cache, shape) for row in rows}, parse_points(named), bounds
+    )
+    about = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": _model_line(model),
+        "machine": environment() | {name: found for name in BESIDE if (found := _version(name))},
+        "kernel": platform.release(),
+        "points": named,
+        "repeats": f"{repeats}, each of new prompts" + (", each on a fresh service" if fresh else ""),
+        "memory of every cache, GiB": f"{bounds.memory_bytes / GIB:.2f}",
+        "tokens timed of each sequence": num_new,
+        "tokens a step": bounds.tokens_per_step,
+    }
+    return Wanted(
+        model=settings, vocab_size=config.vocab_size, rows=rows, starts=tuple(starts), skipped=tuple(skipped),
+        systems=_systems(systems), bounds=bounds, repeats=repeats, fresh=fresh, offered=offered,
+        point_timeout_s=point_timeout_s, limit_s=limit_s, about=about,
+    )  # fmt: skip
+
+
+def _systems(names: str) -> tuple[str, ...]:
+    found = tuple(names.split())
+    if not found or not set(found) <= set(SYSTEMS):
+        raise ValueError(f"systems: {names!r} is not of {', '.join(SYSTEMS)}")
+    return tuple(system for system in SYSTEMS if system in found)
+
+
+def _memory_bytes(kind: str, config: Any) -> int:
+    """What a replica would take by itself: of a GPU's memory beside 16-bit weights its usual share."""
+    total = gpu_bytes("total") if kind == "cuda" else None
+    if total is None:
+        return int(CPU_MEMORY_GIB * GIB)
+    return int((total - 2 * _num_parameters(config)) * GPU_FREE_SHARE)
+
+
+def _num_parameters(config: Any) -> int:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return int(AutoModelForCausalLM.from_config(config).num_parameters())
+
+
+def _model_line(path: str) -> str:
+    """Random weights are named for what they are wherever the model is."""
+    if not path.startswith(RANDOM_MODEL):
+        return path
+    unread = "; prompts are not computed, so there is no time to a first token" if path.endswith(UNREAD) else ""
+    return f"{path}: random weights, answers mean nothing{unread}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,85 @@
+"""Which starts the points of a comparison need; sizes worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ottserve.evaluation.policies import parse_policies
+from ottserve.evaluation.serving.plan import Bounds, Skipped, plan_starts
+from ottserve.evaluation.serving.points import Decode, Offered, parse_points
+from ottserve.workers.core.kvspec import KVSpec
+from ottserve.workers.kv.shape import ModelShape
+from ottserve.workers.kv.table import resolve_spec
+
+ROWS = parse_policies("fp16 ott")
+SHAPE = ModelShape(num_layers=2, num_heads=2, num_kv_heads=2, head_size=64)
+SPECS = {row.name: resolve_spec(row.cache, SHAPE) for row in ROWS}
+BOUNDS = Bounds(memory_bytes=64 * 2**20, context_length=8192, tokens_per_step=2048, num_new=32)
+
+
+def test_points_are_named_as_they_are_written() -> None:
+    points = parse_points("24x32k 1x100 fullx2k 0.5/s")
+    assert points == (Decode(24, 32768), Decode(1, 100), Decode(None, 2048), Offered(0.5))
+    assert " ".join(map(str, points)) == "24x32768 1x100 fullx2048 0.5/s"
+
+
+@pytest.mark.parametrize("names", ["0x5", "x5", "5x0", "full", "0/s", "5", "fullx2k fullx2048"])
+def test_what_is_no_point_is_refused_by_name(names: str) -> None:
+    with pytest.raises(ValueError, match=names.split(maxsplit=1)[0]):
+        parse_points(names)
+
+
+def test_one_start_serves_all_that_fits_into_it() -> None:
+    starts, skipped = plan_starts(ROWS, SPECS, parse_points("1x1k 4x4k fullx4k 2/s"), BOUNDS)
+    assert not skipped
+    assert [(start.row.name, [str(task.point) for task in start.tasks]) for start in starts] == [
+        ("fp16", ["1x1024", "4x4096", "fullx4096", "2/s"]),
+        ("ott", ["1x1024", "4x4096", "fullx4096", "2/s"]),
+    ]
+    for start in starts:
+        (full,) = (task for task in start.tasks if task.point == Decode(None, 4096))
+        assert start.max_running == full.num_sequences == _held(SPECS[start.row.name], 4096)
+    assert starts[1].max_running > 4 * starts[0].max_running > 4
+
+
+def _held(spec: KVSpec, num_tokens: int) -> int:
+    """Slots and pages of so many sequences, and of the dummies, are within the memory; of one more they are not."""
+    each = spec.slot_bytes + spec.sealed_pages(num_tokens - 1) * spec.page_bytes
+    return (BOUNDS.memory_bytes - spec.slot_bytes - spec.page_bytes) // each
+
+
+def test_prompt_and_answer_make_up_the_context_and_are_equally_long_for_all_policies() -> None:
+    starts, _ = plan_starts(ROWS, SPECS, parse_points("fullx4k"), BOUNDS)
+    tasks = [start.tasks[0] for start in starts]
+    assert all(task.num_prompt + task.num_answer == 4096 for task in tasks)
+    assert tasks[0].num_prompt == tasks[1].num_prompt
+    most = max(task.num_sequences for task in tasks)
+    num_chunks = -(-most * 4096 // 2048)
+    assert tasks[0].num_answer == 32 + 3 * num_chunks + most // 2 + 256
+    asked = replace(BOUNDS, num_answer=500)
+    assert plan_starts(ROWS, SPECS, parse_points("fullx4k"), asked)[0][0].tasks[0].num_prompt == 3596
+
+
+def test_contexts_that_fill_the_memory_have_a_start_each_and_others_their_own_where_none_holds_them() -> None:
+    starts, _ = plan_starts(ROWS[:1], SPECS, parse_points("fullx8k fullx2k 1x2k"), BOUNDS)
+    assert [[str(task.point) for task in start.tasks] for start in starts] == [["fullx8192", "1x2048"], ["fullx2048"]]
+    assert starts[0].max_running < starts[1].max_running
+    starts, _ = plan_starts(ROWS[:1], SPECS, parse_points("4/s 3x1k"), BOUNDS)
+    assert [start.max_running for start in starts] == [16]
+
+
+def test_what_can_not_be_measured_is_left_out_with_the_reason() -> None:
+    held = _held(SPECS["fp16"], 8192)
+    bounds = replace(BOUNDS, num_answer=100)
+    starts, skipped = plan_starts(ROWS, SPECS, parse_points(f"1x16k {held + 1}x8k 1x100 1x1k"), bounds)
+    assert skipped == [
+        Skipped("fp16", "1x16384", "the model has positions for 8,192 tokens"),
+        Skipped("fp16", f"{held + 1}x8192", f"0.06 GiB hold {held} such sequences"),
+        Skipped("fp16", "1x100", skipped[2].reason),
+        Skipped("ott", "1x16384", "the model has positions for 8,192 tokens"),
+        Skipped("ott", "1x100", skipped[2].reason),
+    ]
+    assert skipped[2].reason.startswith("1 sequences need 100 tokens of answer")
+    assert [len(start.tasks) for start in starts] == [1, 2]

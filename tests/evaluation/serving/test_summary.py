@@ -1,0 +1,111 @@
+"""Repeats added up, kept and shown, on figures that are easy to follow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ottserve.evaluation.serving.pictures import draw
+from ottserve.evaluation.serving.plan import Skipped
+from ottserve.evaluation.serving.report import COLUMNS, markdown, ratios, row
+from ottserve.evaluation.serving.results import ENGINE, SERVICE, Figures, Measurement, Results
+from ottserve.evaluation.serving.summary import Spread, Summary, summarise
+
+POINT = "24x32768"
+SUBJECT = {"settings": {"cache.policy": "ott"}, "offered": None}
+
+
+def _measured(system: str, policy: str, rates: list[float], point: str = POINT, **figures: Any) -> list[Measurement]:
+    return [
+        Measurement(system, policy, point, repeat, SUBJECT, Figures(tokens_per_s=rate, **figures))
+        for repeat, rate in enumerate(rates)
+    ]
+
+
+@pytest.fixture
+def measurements() -> list[Measurement]:
+    return [
+        *_measured(SERVICE, "fp16", [100, 120, 80], sequences=24, first_token_p50_s=0.5, first_token_p99_s=2),
+        *_measured(SERVICE, "ott", [300, 300, 320], sequences=144, kv_bytes=2**30, graph_share=0.5, failed=1),
+        *_measured(ENGINE, "ott", [300, 400, 320]),
+    ]
+
+
+@pytest.fixture
+def summaries(measurements: list[Measurement]) -> list[Summary]:
+    return summarise(measurements, ["fp16", "ott"])
+
+
+def test_medians_and_ratios_are_of_equal_repeats(summaries: list[Summary]) -> None:
+    exact, packed, engine = summaries
+    assert exact.spread("tokens_per_s") == Spread(100, 80, 120)
+    assert packed.to_first == Spread(3.0, 2.5, 4.0)
+    assert packed.sequences_to_first == Spread(6.0, 6.0, 6.0)
+    assert packed.to_engine == Spread(1.0, 0.75, 1.0)
+    assert (exact.to_engine, engine.to_engine, engine.to_first) == (None, None, None)
+    assert exact.spread("kv_bytes") is None
+
+
+def test_a_repeat_that_failed_takes_no_part_and_is_told(measurements: list[Measurement]) -> None:
+    failed = Measurement(SERVICE, "fp16", POINT, 0, SUBJECT, None, "the time was over")
+    exact, packed, _ = summarise([failed, *measurements[1:]], ["fp16", "ott"])
+    assert exact.spread("tokens_per_s") == Spread(100, 80, 120) and exact.errors == ("the time was over",)
+    assert packed.to_first == Spread(3.25, 2.5, 4.0)
+    assert packed.num_repeats == 3
+    assert row(exact)[-1] == "1"
+    assert "- service, fp16 at 24x32768 failed: the time was over." in markdown([exact], [], {}, None)
+
+
+def test_the_cells_are_what_the_columns_say(summaries: list[Summary]) -> None:
+    exact, packed = (list(zip(COLUMNS, row(summary), strict=True)) for summary in summaries[:2])
+    assert exact[:9] == [
+        ("policy", "fp16"), ("point", POINT), ("system", "service"), ("tokens/s", "100.0"), ("min–max", "80.0–120.0"),
+        ("× first", "1.00"), ("of engine", "–"), ("sequences", "24"), ("× first", "1.00"),
+    ]  # fmt: skip
+    assert ("first token p50, p99 ms", "500.0, 2,000.0") in exact
+    assert packed[5:9] == [("× first", "3.00"), ("of engine", "100.0%"), ("sequences", "144"), ("× first", "6.00")]
+    assert {("KV GiB", "1.00"), ("by graph", "50%"), ("failed", "3"), ("refused", "–")} <= set(packed)
+
+
+def test_the_ratio_to_the_engine_is_one_line(summaries: list[Summary]) -> None:
+    assert list(ratios(summaries)) == [
+        "ott at 24x32768: service tokens/s / engine tokens/s = 100.0% (75.0% to 100.0%, 3 repeats)"
+    ]
+
+
+def test_the_report_says_what_it_was_measured_on_and_what_was_left_out(summaries: list[Summary]) -> None:
+    skipped = [Skipped("fp16", "1x131072", "the model has positions for 8,192 tokens")]
+    page = markdown(
+        summaries, skipped, {"model": "random:llama-3-8b: random weights", "machine": {"torch": "2"}}, "p.png"
+    )
+    assert "- model: random:llama-3-8b: random weights\n- machine: torch 2\n" in page
+    assert "- fp16 at 1x131072 was skipped: the model has positions for 8,192 tokens." in page
+    assert page.count("| ott | 24x32768 |") == 2 and "](p.png)" in page
+
+
+def test_a_run_goes_on_where_it_was_cut_short(tmp_path: Path, measurements: list[Measurement]) -> None:
+    path = tmp_path / "out" / "results.json"
+    results = Results(path)
+    results.describe({"model": "m"}, [Skipped("a", "1x1", "why")])
+    for measurement in measurements:
+        results.add(measurement)
+    results.add(Measurement(SERVICE, "ott", POINT, 2, SUBJECT, None, "it failed"))
+    again = Results(path)
+    assert again.measurements == [*measurements[:5], *measurements[6:], again.measurements[-1]]
+    assert again.has((SERVICE, "ott", POINT, 1), SUBJECT)
+    assert not again.has((SERVICE, "ott", POINT, 2), SUBJECT), "what failed is tried again"
+    assert not again.has((SERVICE, "ott", POINT, 1), SUBJECT | {"offered": 1}), "figures of another subject"
+    content = json.loads(path.read_text())
+    assert (content["model"], content["skipped"][0]["reason"]) == ("m", "why")
+
+
+def test_pictures_have_a_panel_for_decode_rates_sequences_and_offered_load(
+    tmp_path: Path, measurements: list[Measurement]
+) -> None:
+    full = _measured(SERVICE, "ott", [5.0], "fullx2048", sequences=7)
+    offered = _measured(SERVICE, "ott", [5.0], "4/s", first_token_p99_s=1.0, inter_token_p99_s=0.1)
+    draw(summarise([*measurements, *full, *offered], ["fp16", "ott"]), tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

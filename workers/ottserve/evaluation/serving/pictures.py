@@ -1,0 +1,87 @@
+"""Measured points as one picture: a panel for each question, a colour for each policy. Computes nothing it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ottserve.evaluation.plots import DPI, panels
+from ottserve.evaluation.serving.points import Decode, Offered, parse_points
+from ottserve.evaluation.serving.results import ENGINE, SERVICE
+from ottserve.evaluation.serving.summary import Spread, Summary
+
+
+def draw(summaries: Sequence[Summary], path: Path) -> None:
+    """Write the picture: decode rates and sequences by context; under offered load, tokens and times by rate.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    figure, axes = panels(2, 2)
+    policies = list(dict.fromkeys(summary.policy for summary in summaries))
+    for index, policy in enumerate(policies):
+        own = [summary for summary in summaries if summary.policy == policy]
+        _decodes(axes[0], own, policy, f"C{index}")
+        _offered(axes[1], own, policy, f"C{index}")
+    axes[0, 0].set(
+        xlabel="context, tokens", ylabel="tokens/s", title="all sequences decode", xscale="log", yscale="log"
+    )
+    axes[0, 1].set(
+        xlabel="context, tokens", ylabel="sequences at once", title="memory full", xscale="log", yscale="log"
+    )
+    axes[1, 0].set(xlabel="requests/s", ylabel="tokens/s", title="offered load")
+    axes[1, 1].set(xlabel="requests/s", ylabel="ms", title="first token (—), between tokens (- -), p99", yscale="log")
+    for panel in axes.flat:
+        panel.grid(alpha=0.3)
+        if panel.has_data():
+            panel.legend(fontsize="x-small")
+    figure.savefig(path, dpi=DPI)
+
+
+def _decodes(row: Any, summaries: Sequence[Summary], policy: str, color: str) -> None:
+    """Tokens a second by context, a line for each number of sequences and system; sequences where memory is full."""
+    lines: dict[tuple[str, int | None], list[tuple[int, Spread]]] = {}
+    held: list[tuple[int, Spread]] = []
+    for summary in summaries:
+        (point,) = parse_points(summary.point)
+        rate, sequences = summary.spread("tokens_per_s"), summary.spread("sequences")
+        if isinstance(point, Decode) and rate is not None:
+            lines.setdefault((summary.system, point.num_sequences), []).append((point.context, rate))
+            if point.num_sequences is None and summary.system == SERVICE and sequences is not None:
+                held.append((point.context, sequences))
+    for (system, number), marks in lines.items():
+        label = f"{policy}, {'full' if number is None else number}{', engine' if system == ENGINE else ''}"
+        _plot(row[0], marks, label, color, "--" if system == ENGINE else "-", "s" if number is None else "o")
+    if held:
+        _plot(row[1], held, policy, color, "-", "s")
+
+
+def _offered(row: Any, summaries: Sequence[Summary], policy: str, color: str) -> None:
+    panels_and_fields = (
+        (row[0], "tokens_per_s", "-", 1.0),
+        (row[1], "first_token_p99_s", "-", 1e3),
+        (row[1], "inter_token_p99_s", "--", 1e3),
+    )
+    for panel, field, style, factor in panels_and_fields:
+        marks = []
+        for summary in summaries:
+            (point,) = parse_points(summary.point)
+            spread = summary.spread(field)
+            if isinstance(point, Offered) and spread is not None:
+                scaled = Spread(spread.median * factor, spread.least * factor, spread.most * factor)
+                marks.append((point.requests_per_s, scaled))
+        if marks:
+            _plot(panel, marks, policy, color, style, "o")
+
+
+def _plot(panel: Any, marks: Sequence[tuple[float, Spread]], label: str, color: str, style: str, marker: str) -> None:
+    """A line through medians, with bars from least to most."""
+    ordered = sorted(marks, key=lambda mark: mark[0])
+    middles = [spread.median for _, spread in ordered]
+    below = [spread.median - spread.least for _, spread in ordered]
+    above = [spread.most - spread.median for _, spread in ordered]
+    panel.errorbar(
+        [at for at, _ in ordered], middles, yerr=[below, above],
+        label=label, color=color, linestyle=style, marker=marker, capsize=2,
+    )  # fmt: skip

@@ -1,0 +1,114 @@
+"""Measured points in one JSON file, so that a run that was cut short goes on where it ended. Measures nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ottserve.evaluation.serving.plan import Skipped
+
+FORMAT = 1
+SERVICE, ENGINE = "service", "engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was measured once. None where it does not apply, or nothing came of it.
+
+    Attributes:
+        tokens_per_s: over all sequences.
+        sequences: most that were computed at once.
+        pages, kv_bytes: most of live sequences, by the service's metrics.
+        gpu_bytes: of the card, by its driver; for an engine what PyTorch has allocated at most.
+        graph_share: of the decode steps.
+        cached_tokens: of prompts, from other prompts' pages.
+    """
+
+    tokens_per_s: float
+    first_token_p50_s: float | None = None
+    first_token_p99_s: float | None = None
+    inter_token_p50_s: float | None = None
+    inter_token_p99_s: float | None = None
+    sequences: int | None = None
+    pages: int | None = None
+    kv_bytes: int | None = None
+    gpu_bytes: int | None = None
+    graph_share: float | None = None
+    preemptions: int | None = None
+    cached_tokens: int | None = None
+    completed: int | None = None
+    refused: int | None = None
+    failed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One point of one policy, measured the n-th time. `error` stands where there are no figures.
+
+    Attributes:
+        system: `SERVICE` or `ENGINE`.
+        subject: all that the figures depend on; equal subjects need no second measurement.
+    """
+
+    system: str
+    policy: str
+    point: str
+    repeat: int
+    subject: Mapping[str, Any]
+    figures: Figures | None
+    error: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """There is one measurement of each."""
+        return self.system, self.policy, self.point, self.repeat
+
+
+class Results:
+    """The file; read once and written whole at every new measurement."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        content = json.loads(path.read_text()) if path.exists() else {}
+        rows = content["measurements"] if content.get("format") == FORMAT else []
+        self._rows = {row.key: row for row in map(_measurement, rows)}
+        self._about: Mapping[str, Any] = {}
+        self._skipped: Sequence[Skipped] = ()
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """All there are, in the order in which they came."""
+        return list(self._rows.values())
+
+    def describe(self, about: Mapping[str, Any], skipped: Sequence[Skipped]) -> None:
+        """What is written beside the measurements from now on: machine, model, options; and what was left out."""
+        self._about, self._skipped = about, skipped
+
+    def has(self, key: tuple[str, str, str, int], subject: Mapping[str, Any]) -> bool:
+        """Whether figures of this subject are there already."""
+        row = self._rows.get(key)
+        return row is not None and row.figures is not None and row.subject == subject
+
+    def add(self, measurement: Measurement) -> None:
+        """Keep a measurement in place of an older one of the same."""
+        self._rows.pop(measurement.key, None)
+        self._rows[measurement.key] = measurement
+        content = {
+            "command": "ottserve bench-serve",
+            "format": FORMAT,
+            **self._about,
+            "skipped": [asdict(skipped) for skipped in self._skipped],
+            "measurements": [asdict(row) for row in self._rows.values()],
+        }
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self._path.with_suffix(".tmp")
+        unfinished.write_text(json.dumps(content, indent=1) + "\n")
+        unfinished.replace(self._path)
+
+
+def _measurement(row: dict[str, Any]) -> Measurement:
+    figures = row["figures"] and Figures(**{field.name: row["figures"][field.name] for field in fields(Figures)})
+    return Measurement(**row | {"figures": figures})
