@@ -98,4 +98,4 @@ def _write(layers: list[LayerOptions], plan: CachePlan, path: Path) -> None:
     origin = plan.origin
     if origin is not None:
         title = f"{path}: {origin.bits_per_element:.3f} bits an element, expected KL {origin.expected_kl:.4f} nats"
-        print_table(title, report.COLUMNS, report.rows(layers, plan))
+        print_table(title, report.columns(layers), report.rows(layers, plan))

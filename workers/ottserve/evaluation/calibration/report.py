@@ -8,20 +8,28 @@ from pathlib import Path
 from ottserve.evaluation.calibration.calibrate import LayerOptions
 from ottserve.evaluation.calibration.choice import Option
 from ottserve.evaluation.plots import DPI, panels
-from ottserve.workers.kv.plan_file import CachePlan, PlannedLayer
+from ottserve.workers.core.kvspec import LayerSpec
+from ottserve.workers.kv.plan_file import CachePlan
 
-SHOWN_BITS = (1, 2, 4)
-PLAIN_COLUMNS = tuple(f"at {bits}" for bits in SHOWN_BITS)
-COLUMNS = ("layer", "keys", "KL", *PLAIN_COLUMNS, "values", "KL", *PLAIN_COLUMNS)
+
+def columns(layers: Sequence[LayerOptions]) -> tuple[str, ...]:
+    """Of a table with a row a layer: what the plan takes, and KL of every option, nats."""
+    keys, values = layers[0].keys, layers[0].values
+    return "layer", "pool", "keys", *map(keys_name, keys), "values", *map(values_name, values)
 
 
 def rows(layers: Sequence[LayerOptions], plan: CachePlan) -> list[tuple[str, ...]]:
-    """The cells of `COLUMNS`: of each layer what the plan takes, and expected KL of that and of plain codes, nats."""
+    """The cells of `columns`."""
     return [
-        (str(index), *_cells(_keys_name(planned), keys), *_cells(str(planned.v_bits), values))
-        for index, (planned, keys, values) in enumerate(
-            zip(plan.layers, _of_keys(layers, plan), _of_values(layers, plan), strict=True)
+        (
+            str(index),
+            str(planned.pool),
+            keys_name(_taken(found.keys, planned.spec)),
+            *(f"{option.kl:.1e}" for option in found.keys),
+            values_name(_taken(found.values, planned.spec)),
+            *(f"{option.kl:.1e}" for option in found.values),
         )
+        for index, (found, planned) in enumerate(zip(layers, plan.layers, strict=True))
     ]
 
 
@@ -32,49 +40,36 @@ def plot(layers: Sequence[LayerOptions], plan: CachePlan, path: Path) -> None:
         ImportError: matplotlib is not installed.
     """
     figure, axes = panels(1, 2)
-    found = {"keys": _of_keys(layers, plan), "values": _of_values(layers, plan)}
-    for panel, (name, by_layer) in zip(axes[0], found.items(), strict=True):
-        for column, bits in enumerate(SHOWN_BITS, start=1):
-            panel.plot([kls[column] for kls in by_layer], marker=".", linewidth=1, label=f"{bits} bit")
-        panel.plot([kls[0] for kls in by_layer], "k_", markersize=9, label="planned")
-        panel.set(title=f"{name}, only this layer coarse", xlabel="layer", ylabel="expected KL, nats", yscale="log")
+    panels_of = (
+        ("keys", keys_name, [layer.keys for layer in layers]),
+        ("values", values_name, [layer.values for layer in layers]),
+    )
+    for panel, (title, name, by_layer) in zip(axes[0], panels_of, strict=True):
+        for options in zip(*by_layer, strict=True):
+            panel.plot([option.kl for option in options], marker=".", linewidth=1, label=f"{name(options[0])} bit")
+        taken = [_taken(options, planned.spec).kl for options, planned in zip(by_layer, plan.layers, strict=True)]
+        panel.plot(taken, "k_", markersize=9, label="planned")
+        panel.set(title=f"{title}, only this layer coarse", xlabel="layer", ylabel="expected KL, nats", yscale="log")
         panel.legend()
     figure.savefig(path, dpi=DPI)
 
 
-def _of_keys(layers: Sequence[LayerOptions], plan: CachePlan) -> list[list[float]]:
-    """By layer, the KL of what is planned for keys, then of `SHOWN_BITS` without fine channels."""
-    return [
-        [_kl_of_keys(layer.keys, planned.k_bits, planned.k_fine, planned.k_fine_bits)]
-        + [_kl_of_keys(layer.keys, bits, 0, None) for bits in SHOWN_BITS]
-        for layer, planned in zip(layers, plan.layers, strict=True)
-    ]
-
-
-def _of_values(layers: Sequence[LayerOptions], plan: CachePlan) -> list[list[float]]:
-    """By layer, the KL of what is planned for values, then of `SHOWN_BITS`."""
-    return [
-        [_kl_of_values(layer.values, bits) for bits in (planned.v_bits, *SHOWN_BITS)]
-        for layer, planned in zip(layers, plan.layers, strict=True)
-    ]
-
-
-def _kl_of_keys(options: Sequence[Option], bits: int, fine: int, fine_bits: int | None) -> float:
-    return next(
-        option.kl
-        for option in options
-        if (option.layer.k_bits, option.layer.k_fine) == (bits, fine)
-        and (not fine or option.layer.k_fine_bits == fine_bits)
-    )
-
-
-def _kl_of_values(options: Sequence[Option], bits: int) -> float:
-    return next(option.kl for option in options if option.layer.v_bits == bits)
-
-
-def _keys_name(layer: PlannedLayer) -> str:
+def keys_name(option: Option) -> str:
+    """Bits of keys, with the fine channels and how many bits longer they are."""
+    layer = option.layer
     return f"{layer.k_bits} + {layer.k_fine} × {layer.k_fine_bits}" if layer.k_fine else str(layer.k_bits)
 
 
-def _cells(name: str, kls: Sequence[float]) -> tuple[str, ...]:
-    return name, *(f"{kl:.1e}" for kl in kls)
+def values_name(option: Option) -> str:
+    """Bits of values."""
+    return str(option.layer.v_bits)
+
+
+def _taken(options: Sequence[Option], planned: LayerSpec) -> Option:
+    """The option of keys, or of values, that a planned layer has."""
+    return next(
+        option
+        for option in options
+        if option.layer.v_bits == planned.v_bits
+        or (option.layer.k_bits, option.layer.k_fine) == (planned.k_bits, planned.k_fine)
+    )

@@ -50,13 +50,13 @@ def quantiser(cache: CacheSettings, shape: ModelShape, default: Preset) -> Quant
     name = cache.preset or default
     preset = PRESETS[name]
     if name in FINE_SHARES:
-        preset = replace(preset, k_fine=_fine_channels(shape.head_size, FINE_SHARES[name]))
+        preset = replace(preset, k_fine=fine_channels(shape.head_size, FINE_SHARES[name]))
     if not shape.can_rotate:
         preset = replace(preset, rotate_values=False)
     asked = {field.name: getattr(cache, field.name) for field in fields(Quantiser)}
     return replace(preset, **{field: value for field, value in asked.items() if value is not None})
 
 
-def _fine_channels(head_size: int, share: int) -> int:
+def fine_channels(head_size: int, share: int) -> int:
     """The largest number that is possible of at most one channel in `share`."""
     return max(number for number in FINE_CHANNELS if number * share <= max(head_size, 16 * share))
