@@ -14,15 +14,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-COMMAND = Path(sys.executable).with_name("ottserve")
+INSTALLED = Path(sys.executable).with_name("ottserve")
+COMMAND = (str(INSTALLED),) if INSTALLED.exists() else (sys.executable, "-m", "ottserve.cli")
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 60.0
 READY = b"Ctrl-C ends it"
 PORTS = r"(?m)^  (?:gRPC|metrics) .*?:(\d+)(?:/metrics.*)?$"
+
+RAY_ADDRESS = r"--gcs-address=(\S+)"
 
 REPLICA = "ray::ServeReplica:ottserve:replica"
 GATEWAY = "ray::ServeReplica:ottserve:Gateway"
@@ -64,6 +67,11 @@ class LocalService:
         """Where the gateway answers Prometheus."""
         return f"http://127.0.0.1:{self.metrics_port}"
 
+    @property
+    def ray_address(self) -> str:
+        """host:port of its own Ray, for those who look behind the gateway; there may be others on this machine."""
+        return next(found[1] for title in self.processes() if (found := re.search(RAY_ADDRESS, title)))
+
     def processes(self) -> list[str]:
         """Command lines of what still runs of it, Ray's own included."""
         return [title for _, title in _session(self.process.pid)]
@@ -83,15 +91,20 @@ class LocalService:
 
 
 @contextlib.contextmanager
-def local_service(**settings: object) -> Iterator[LocalService]:
-    """Starts a quick service and ends it, its every process included. `settings` by their names, `__` for a dot.
+def local_service(environment: Mapping[str, str] | None = None, /, **settings: object) -> Iterator[LocalService]:
+    """Starts a quick service and ends it, its every process included.
 
     Its log stays where it is when something went wrong.
+
+    Args:
+        environment: variables of its own.
+        settings: by their names, `__` for a dot.
 
     Raises:
         StartFailed: it did not get ready.
     """
-    service = start(QUICK | {name.replace("__", "."): value for name, value in settings.items()}, OMP_NUM_THREADS="1")
+    named = {name.replace("__", "."): value for name, value in settings.items()}
+    service = start(QUICK | named, **{"OMP_NUM_THREADS": "1"} | dict(environment or {}))
     try:
         yield service
     finally:
@@ -113,11 +126,12 @@ def start(settings: dict[str, object], **environment: str) -> LocalService:
     log = Path(tempfile.mkdtemp(prefix="ottserve-")) / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [COMMAND, "serve", *(part for name, value in settings.items() for part in (f"--{name}", str(value)))],
+            [*COMMAND, "serve", *(part for name, value in settings.items() for part in (f"--{name}", str(value)))],
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=os.environ | {"TRITON_INTERPRET": "0"} | environment,  # tests of kernels switch it on for themselves
+            # Tests of kernels switch the interpreter on for themselves.
+            env=os.environ | _paths() | {"TRITON_INTERPRET": "0"} | environment,
         )
     try:
         _wait_until_ready(process, log)
@@ -139,6 +153,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
+
+
+def _paths() -> dict[str, str]:
+    """Where Python looks for us if we are not installed; a process of Ray's may be elsewhere."""
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return {"PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in paths if path)}
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:

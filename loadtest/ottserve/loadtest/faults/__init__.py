@@ -6,15 +6,17 @@ import functools
 from collections.abc import Awaitable, Callable
 
 from ottserve.loadtest import scaling
-from ottserve.loadtest.faults import callers, processes, replicas
+from ottserve.loadtest.faults import callers, memory, processes, replicas
 from ottserve.loadtest.local import LocalService
 from ottserve.loadtest.observe import NUM_REPLICAS, Times, connect, whole
 
 SETTINGS = scaling.settings(NUM_REPLICAS) | {"scheduler__max_waiting": 28}
+ENVIRONMENT = memory.ENVIRONMENT
 
 FAULTS: dict[str, Callable[[LocalService], Awaitable[Times]]] = {
     "all-cancelled": callers.all_cancelled,
     "all-aborted": callers.all_aborted,
+    "out-of-memory": memory.out_of_memory,
     "replicas-killed": replicas.killed,
     "replicas-hung": replicas.hung,
     "one-replica-hung": replicas.one_hung,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ottserve import client as oc
-from ottserve.loadtest.faults import FAULTS, SETTINGS, do
+from ottserve.loadtest.faults import ENVIRONMENT, FAULTS, SETTINGS, do
 from ottserve.loadtest.local import local_service
 from ottserve.loadtest.observe import ContractBroken
 
@@ -20,7 +20,7 @@ def main(only: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(FAU
     """Do faults to a service with two replicas of the toy model. Status 1 if a caller saw what it never should."""
     typer.echo("| fault | then | s |\n|---|---|---:|")
     status = 0
-    with local_service(**SETTINGS) as service:
+    with local_service(ENVIRONMENT, **SETTINGS) as service:
         for name in only or FAULTS:
             try:
                 for event, at in asyncio.run(do(name, service)).items():
