@@ -1,4 +1,4 @@
-"""Ctrl-C while four streams run: they end as they should, then everything is gone."""
+"""Ctrl-C while streams run: they end as they should, one that its caller leaves too, then everything is gone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 
 from ottserve import client as oc
 
+LONG = oc.Options(temperature=1.0, seed=3, max_new_tokens=4000)  # minutes: no drain could wait for its end
+EXIT_S = 20.0
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
@@ -19,6 +22,8 @@ def test_running_streams_finish_then_nothing_is_left(start_service: Callable[...
     answers: list[list[oc.Chunk]] = [[] for _ in range(4)]
     with oc.Client(service.target) as client:
         readers = [threading.Thread(target=_read, args=(client, answer)) for answer in answers]
+        left = client.stream("Once upon a time, there was", LONG)
+        next(left)
         for reader in readers:
             reader.start()
         while not all(answers):
@@ -26,8 +31,11 @@ def test_running_streams_finish_then_nothing_is_left(start_service: Callable[...
         service.interrupt()
         for reader in readers:
             reader.join()
+        left.close()
+        left_at = time.monotonic()
     assert [answer[-1].finish.reason for answer in answers if answer[-1].finish] == [oc.FinishReason.LENGTH] * 4
     assert service.process.wait(60) == 0, service.log.read_text()
+    assert time.monotonic() - left_at < EXIT_S, "the replica computes for nobody"
     deadline = time.monotonic() + 5
     while service.processes():
         assert time.monotonic() < deadline, service.processes()

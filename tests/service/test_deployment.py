@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,32 @@ class Engine:
 
     async def metrics_address(self) -> str:
         return "10.0.0.7:9000"
+
+
+class AbortableEngine(Engine):
+    """Counts until it is aborted, and notes in a file on which replica."""
+
+    def __init__(self, info: api.ReplicaInfo, load: api.LoadReport, folder: str) -> None:
+        from ray import serve  # noqa: PLC0415 - the environment comes first
+
+        super().__init__(info, load, folder)
+        self._id = str(serve.get_replica_context().replica_id.unique_id)
+        self._load = replace(load, replica_id=self._id)
+        self._aborted: dict[str, asyncio.Event] = {}
+
+    async def generate(self, task: api.GenerationTask) -> AsyncGenerator[api.TextChunk, None]:
+        (self._folder / f"{task.request_id}-at").write_text(self._id)
+        aborted = self._aborted[task.request_id] = asyncio.Event()
+        yield api.TextChunk(task.request_id, "0 ", (0,))
+        await aborted.wait()
+        timings, usage = api.Timings(0, 0, 0, 0), api.Usage(len(task.prompt_ids), 0, 1)
+        yield api.TextChunk(task.request_id, "", (), api.Finish(api.FinishReason.ABORTED, usage, timings, 0))
+
+    async def abort(self, request_id: str) -> api.AbortResult:
+        aborted = self._aborted.pop(request_id, None)
+        if aborted:
+            aborted.set()
+        return api.AbortResult(request_id, aborted is not None)
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +185,54 @@ async def test_a_killed_replica_breaks_its_streams_and_returns(stub: Any, folder
                 assert error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
                 await asyncio.sleep(0.1)
     assert answer.samples[0].text == "0 1 "
+
+
+async def test_an_abort_reaches_a_replica_that_only_finishes_what_it_has(
+    port: int, cluster: Any, folder: Path, settings_for_ray: Any, described: Any, unused_tcp_port: int, until: Any
+) -> None:
+    """One of two replicas leaves, with a stream on each: both streams can still be aborted."""
+    from ray.serve.config import RequestRouterConfig  # noqa: PLC0415 - the environment comes first
+
+    from ottserve.service.deployment import gateway_application  # noqa: PLC0415
+    from ottserve.service.named_replica import NamedReplicaRouter  # noqa: PLC0415
+
+    engine = cluster.deployment(
+        max_ongoing_requests=100,
+        ray_actor_options={"num_cpus": 0},
+        request_router_config=RequestRouterConfig(request_router_class=NamedReplicaRouter),
+    )(AbortableEngine)
+
+    def run(num_replicas: int) -> None:
+        application = engine.options(num_replicas=num_replicas).bind(*described, str(folder))
+        cluster.run(application, name="engines", route_prefix=None)
+
+    async def num_replicas() -> int:
+        return len((await stub.GetLoad(pb.GetLoadRequest())).replicas)
+
+    await asyncio.to_thread(run, 2)
+    front = gateway_application(
+        settings_for_ray.model_copy(update={"port": unused_tcp_port}),
+        cluster.get_deployment_handle("AbortableEngine", "engines"),
+    )
+    await asyncio.to_thread(cluster.run, front, name="front", route_prefix=None)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{unused_tcp_port}") as channel:
+        await ready(channel)
+        stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
+        names = ("one", "other")
+        streams = [aiter(stub.GenerateStream(request(name, 90))) for name in names]
+        for stream in streams:
+            await anext(stream)
+        assert len({(folder / f"{name}-at").read_text() for name in names}) == 2, "a stream on each replica"
+        shrinking = asyncio.create_task(asyncio.to_thread(run, 1))
+        async with asyncio.timeout(30):
+            while await num_replicas() != 1:  # noqa: ASYNC110 - Serve tells of it
+                await asyncio.sleep(0.05)
+        for name, stream in zip(names, streams, strict=True):
+            assert (await stub.Abort(pb.AbortRequest(request_id=name))).found, name
+            *_, last = [message async for message in stream]
+            assert last.finish.reason == pb.FINISH_REASON_ABORTED
+            assert not (await stub.Abort(pb.AbortRequest(request_id=name))).found
+        await shrinking
 
 
 async def test_the_end_drains(stub: Any, cluster: Any) -> None:

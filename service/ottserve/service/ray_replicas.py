@@ -24,7 +24,7 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle
 
 from ottserve.service.fleet import Fleet
-from ottserve.service.named_replica import roster
+from ottserve.service.named_replica import ask_leaving, roster
 from ottserve.service.settings import RoutingSettings
 from ottserve.workers.api import (
     AbortResult,
@@ -79,8 +79,17 @@ class RayReplicas:
                 raise told from error
 
     async def abort(self, request_id: str) -> AbortResult:
-        """Asks all replicas; one at most has it."""
-        results: list[AbortResult] = await self._ask_all("abort", request_id)
+        """Asks all replicas, and where none has it, those that only finish what they have; one at most has it."""
+        results: list[AbortResult] = []
+        refusal: Unavailable | None = None
+        try:
+            results = await self._ask_all("abort", request_id)
+        except Unavailable as error:
+            refusal = error
+        if not any(result.found for result in results):
+            results += await ask_leaving(self._handle, "abort", request_id, timeout_s=self._answer_timeout_s)
+        if refusal and not results:
+            raise refusal
         return AbortResult(request_id, any(result.found for result in results))
 
     async def info(self) -> ReplicaInfo:
