@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from ottserve.cli.running import _failed, _ready_message
+from ottserve.cli.running import _failed, _ready_message, last_cause
 from ottserve.cli.settings import read_settings
 
 SERVED = {
@@ -36,3 +36,23 @@ def test_an_interface_that_is_off_is_not_told_of() -> None:
 def test_what_a_user_gave_is_told_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert _failed(Console(), "model.path=/m/[/b]: no such folder") == 1  # brackets are markup to rich
     assert "/m/[/b]: no such folder" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        ("ValueError: cache.group=100: must be one of (32, 64)", "cache.group=100: must be one of (32, 64)"),
+        ("ModuleNotFoundError: No module named 'x'", "ModuleNotFoundError: No module named 'x'"),
+        ("torch.OutOfMemoryError: CUDA out of memory", "torch.OutOfMemoryError: CUDA out of memory"),
+        ("", None),
+    ],
+)
+def test_of_a_replica_that_failed_the_last_cause_is_told(last: str, told: str | None) -> None:
+    text = f"""The deployment failed to start 1 times in a row. Error:
+ray::ServeReplica:ottserve:replica.initialize_and_get_metadata() (pid=1)
+RuntimeError: Traceback (most recent call last):
+  File "replica.py", line 1, in initialize
+    return self.__get_result()
+{last}
+"""
+    assert last_cause(text) == told

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -33,6 +34,7 @@ APPLICATION = "ottserve"
 OBJECT_STORE_BYTES = 128 * 1024 * 1024
 READY_TIMEOUT_S = 60.0
 POLL_S = 0.2
+REFUSALS = ("ValueError", "OSError", "RuntimeError", "MemoryError")
 SERVE_LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 
 LOCAL_RAY_ENVIRONMENT = {
@@ -248,9 +250,16 @@ def _why(error: RuntimeError) -> str:
 
     status = serve.status().applications.get(APPLICATION)
     messages = [deployment.message for deployment in status.deployments.values()] if status else []
-    lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
-    causes = [line for line in lines if line.startswith(("ValueError:", "OSError:", "RuntimeError:", "MemoryError:"))]
-    return causes[-1].partition(": ")[2] if causes else str(error)
+    return last_cause("\n".join(messages)) or str(error)
+
+
+def last_cause(text: str) -> str | None:
+    """What the last exception of a text with tracebacks says; one of our refusals without the name of its class."""
+    causes = re.findall(r"(?m)^\s*((?:\w+\.)*\w+(?:Error|Exception)): (?!Traceback)(\S.*)$", text)
+    if not causes:
+        return None
+    name, said = causes[-1]
+    return said if name in REFUSALS else f"{name}: {said}"
 
 
 def _failed(console: Console, message: str) -> int:
