@@ -49,6 +49,32 @@ def few_candidates(engine: Engine, number: int) -> None:
     sampler.sample = functools.partial(sampler.sample, num_candidates=number)
 
 
+class Lost:
+    """In the place of a flight: a step whose result can't be read."""
+
+    chosen = torch.ones(4, dtype=torch.int64)
+
+    def land(self) -> None:
+        raise RuntimeError("a planted fault")
+
+
+def overwrite_logits(engine: Engine) -> None:
+    """Have each step's logits overwrite those of the one before, as a replayed graph's do."""
+    run, buffer = engine._runner.run, torch.empty(8, 128)
+
+    @torch.inference_mode()
+    def run_into_buffer(step: Any) -> torch.Tensor:
+        logits = run(step)
+        return buffer[: len(logits)].copy_(logits)
+
+    engine._runner.run = run_into_buffer
+
+
+def cutting(task: GenerationTask, **sampling: Any) -> GenerationTask:
+    """The task, with tokens drawn of the likeliest only."""
+    return replace(task, sampling=replace(task.sampling, **{"temperature": 1.5} | sampling))
+
+
 @pytest.fixture
 def both(make_engine, run_to_end) -> Callable[..., tuple[Engine, Engine]]:
     """Engines without and with overlap that have answered the same tasks, twice, in the same way."""
@@ -62,6 +88,7 @@ def both(make_engine, run_to_end) -> Callable[..., tuple[Engine, Engine]]:
         assert any(ahead)
         for engine in engines:
             engine._scheduler.check()
+            assert engine._pipeline._begun is None
         return engines
 
     return compare
@@ -134,6 +161,24 @@ def test_whoever_is_preempted_whenever_says_the_same(make_engine, make_task, run
     assert engine.counters.num_preemptions > 20
 
 
+def test_whoever_is_preempted_while_a_seal_waits_for_its_token_says_the_same(make_random_engine, make_task, run_to_end):
+    """As good as every token is chosen again, so a sealing step that did not wait would seal a wrong one's sequel."""
+    tasks = [cutting(make_task(range(i, 40 + i), request_id=f"r{i}", max_new=70), top_p=0.6) for i in range(3)]
+    undisturbed = run_to_end(make_random_engine(overlap=False), *tasks)
+    engine = make_random_engine(overlap=True)
+    few_candidates(engine, 1)
+    plan, turn = engine._scheduler.plan, iter(range(10_000))
+
+    def plan_without_one() -> object:
+        running = list(engine._scheduler._running.values())
+        if len(running) > 1:
+            engine._scheduler.preempt(running[next(turn) % len(running)])
+        return plan()
+
+    engine._scheduler.plan = plan_without_one
+    assert run_to_end(engine, *tasks).token_ids == undisturbed.token_ids
+
+
 @pytest.mark.parametrize("number", [1, 2, 5])
 def test_a_token_that_is_chosen_again_takes_back_what_was_made_of_the_first(
     make_random_engine, make_task, run_to_end, number
@@ -141,15 +186,11 @@ def test_a_token_that_is_chosen_again_takes_back_what_was_made_of_the_first(
     def answers(*, overlap: bool, number: int) -> tuple[dict[str, Any], Engine]:
         engine = make_random_engine(overlap=overlap)
         few_candidates(engine, number)
-        tasks = [make_task(range(i, 40 + i), request_id=f"r{i}", max_new=80) for i in range(3)]
-        draws = [
-            {"top_p": 0.6, "temperature": 1.5},
-            {"top_k": 7, "temperature": 2.0, "presence_penalty": 0.0},
-            {"min_p": 0.05, "temperature": 1.0, "logit_bias": ((5, 0.5),)},
-        ]
+        overwrite_logits(engine)
+        draws = ({"top_p": 0.6}, {"top_k": 7, "temperature": 2.0}, {"min_p": 0.05, "logit_bias": ((5, 0.5),)})
         tasks = [
-            replace(task, sampling=replace(task.sampling, **draw), logprobs=2)
-            for task, draw in zip(tasks, draws, strict=True)
+            replace(cutting(make_task(range(i, 40 + i), request_id=f"r{i}", max_new=80), **draw), logprobs=2)
+            for i, draw in enumerate(draws)
         ]
         return told(run_to_end(engine, *tasks)), engine
 
@@ -250,14 +291,34 @@ def test_a_step_whose_result_cannot_be_read_ends_who_was_in_it(make_engine, make
     engine.add(make_task("a", request_id="unlucky"))
     engine.add(make_task("a", request_id="waiting", max_new=3))
     engine.step()
-
-    def fail() -> None:
-        raise RuntimeError("a planted fault")
-
-    engine._pipeline._begun.flight = type("Lost", (), {"land": staticmethod(fail), "chosen": torch.tensor([2])})()
+    engine._pipeline._begun.flight = Lost()
     answers = run_to_end(engine)
     assert isinstance(answers.ends["unlucky"], Internal)
     assert answers.text["waiting"] == "bcd"
+
+
+def test_a_step_that_is_lost_ends_nobody_who_came_with_an_id_that_was_in_it(make_engine, make_task, run_to_end):
+    """The first of the id has ended by EOS, and its row for nothing is in the step that is lost."""
+    engine = make_engine(overlap=True)
+    engine.add(make_task("!", request_id="r"))
+    engine.add(make_task("a", request_id="unlucky"))
+    while "r" in engine._requests.live:
+        engine.step()
+    engine._pipeline._begun.flight = Lost()
+    answers = run_to_end(engine, make_task("a", request_id="r", max_new=3))
+    assert isinstance(answers.ends["unlucky"], Internal)
+    assert answers.text == {"r": "bcd"}
+    assert engine._pipeline._begun is None
+
+
+def test_a_step_that_is_lost_ends_nobody_who_was_aborted(make_engine, make_task):
+    engine = make_engine(overlap=True)
+    engine.add(make_task("a"))
+    engine.step()
+    engine._pipeline._begun.flight = Lost()
+    engine.abort("r")
+    [(_, chunk)] = engine.step()
+    assert isinstance(chunk, TextChunk) and chunk.finish.reason is FinishReason.ABORTED
 
 
 def test_a_row_for_nothing_without_numbers_fails_nobody(make_engine, make_task, run_to_end, monkeypatch):
@@ -274,4 +335,5 @@ def test_a_row_for_nothing_without_numbers_fails_nobody(make_engine, make_task, 
     monkeypatch.setattr(engine._runner, "run", spoil_row_after_eos)
     answers = run_to_end(engine, make_task("x", request_id="r"), make_task("a", request_id="longer", max_new=12))
     assert answers.text == {"r": "yz .,!?", "longer": LETTERS[1:13]}
+    assert engine._pipeline._begun is None
     assert answers.reason("r") is FinishReason.EOS
