@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ottserve.cli.main import app
+from ottserve.evaluation.host_exposed import time_exposed
 from ottserve.evaluation.host_time import time_host
 from ottserve.evaluation.policies import parse_policy
 from ottserve.workers.api import SamplingParams
@@ -24,7 +25,7 @@ def test_files_share_the_time_of_a_step(tiny_model: LoadedModel) -> None:
 
 
 def test_so_many_steps_that_a_page_fills_are_refused(tiny_model: LoadedModel) -> None:
-    with pytest.raises(ValueError, match=r"20 steps: a page of 32 tokens would be filled"):
+    with pytest.raises(ValueError, match=r"45 steps: a page of 32 tokens would be filled"):
         time_host(tiny_model, parse_policy("ott:group=32,window=16"), 1, 20, 20, SamplingParams(0.0))
 
 
@@ -35,3 +36,15 @@ def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
     assert "host, 2 rows at 288" in done.output and "engine/inputs.py" in done.output
     (row,) = json.loads(out.read_text())["rows"]
     assert row["num_rows"] == 2 and row["step_us"] > 0
+    assert [each["overlap"] for each in row["exposed"]] == [False, True] and "idle, simulated device" in done.output
+
+
+def test_a_device_waits_for_the_host_but_not_with_overlap(tiny_model: LoadedModel) -> None:
+    """Unless the host takes longer than the device does."""
+    row, sampling = parse_policy("ott:group=32,window=16"), SamplingParams(0.0)
+    without, with_overlap = time_exposed(tiny_model, row, 4, 20, 8, sampling, device_ms=20.0)
+    assert (without.overlap, with_overlap.overlap) == (False, True)
+    assert 50 < without.idle_us < 20_000 and with_overlap.idle_us == 0
+    assert without.share == pytest.approx(without.idle_us / (without.idle_us + 20_000))
+    for quick in time_exposed(tiny_model, row, 4, 20, 8, sampling, device_ms=0.0):
+        assert quick.idle_us > 50

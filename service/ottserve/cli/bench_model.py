@@ -88,27 +88,34 @@ def bench_host(
     steps: Annotated[int, typer.Option(help="Steps that are timed.", min=1)] = 40,
     temperature: Annotated[float, typer.Option(help="As a request asks for it.", min=0)] = 0.0,
     top_p: Annotated[float, typer.Option(help="As a request asks for it.", min=0.001, max=1)] = 1.0,
+    device_ms: Annotated[float, typer.Option(help="Time of a step on a simulated device.", min=0)] = 5.4,
     out: Out = Path("bench-host.json"),
     model: Model = "random:llama-tiny",
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
-    """Time what a decode step costs the host, by file: an engine whose forward pass computes nothing."""
+    """Time what a decode step costs the host, by file, and how much of it a device would wait for, without overlap and
+    with it: an engine whose forward pass computes nothing."""
+    from ottserve.evaluation import host_exposed
     from ottserve.evaluation.host_time import COLUMNS, time_host
     from ottserve.evaluation.policies import parse_policy
     from ottserve.workers.api import OttserveError, SamplingParams
 
-    found = []
+    found, exposed = [], []
     try:
         row, sampling = parse_policy(policy), SamplingParams(temperature, top_p=top_p)
         loaded = _load(model, dtype, device)
         for num_rows in rows or [1, 64]:
-            found.append(time_host(loaded, row, num_rows, context, steps, sampling))
+            timed = loaded, row, num_rows, context, steps, sampling
+            found.append(time_host(*timed))
+            exposed.append(host_exposed.time_exposed(*timed, device_ms))
     except (ValueError, OttserveError) as error:
         fail(str(error))
-    for time in found:
+    for time, both in zip(found, exposed, strict=True):
         print_table(f"host, {time.num_rows} rows at {time.context:,}", COLUMNS, time.rows)
-    _finish("ottserve bench-host", loaded, [asdict(time) for time in found], out)
+        print_table("idle, simulated device", host_exposed.COLUMNS, [each.cells for each in both])
+    rows_of = zip(map(asdict, found), exposed, strict=True)
+    _finish("ottserve bench-host", loaded, [time | {"exposed": list(map(asdict, both))} for time, both in rows_of], out)
 
 
 def _load(model: str, dtype: str, device: str) -> LoadedModel:

@@ -73,9 +73,45 @@ def time_host(
     Raises:
         ValueError: the row is impossible over this model, or a page would be filled meanwhile.
     """
+    context = starting_context(model, row, context)
+    num_timed = 2 * num_steps + WARM_UP_STEPS
+    with patch.object(Runner, "run", silent(model)):
+        engine = decoding_engine(model, row, num_rows, context, num_timed, sampling)
+        times = [_timed_step(engine) for _ in range(WARM_UP_STEPS + num_steps)]
+        with cProfile.Profile() as profile:
+            for _ in range(num_steps):
+                step(engine)
+    step_us = min(times[WARM_UP_STEPS:]) * 1e6
+    return HostTime(num_rows, context, step_us, _by_file(profile, step_us))
+
+
+def starting_context(model: LoadedModel, row: PolicyRow, context: int) -> int:
+    """So many tokens, rounded up to where a page was just sealed."""
+    return resolve_spec(row.cache, model.shape).next_seal(context)
+
+
+def decoding_engine(
+    model: LoadedModel,
+    row: PolicyRow,
+    num_rows: int,
+    context: int,
+    num_steps: int,
+    sampling: SamplingParams,
+    *,
+    overlap: bool = False,
+) -> Engine:
+    """An engine in which so many sequences decode, for so many steps more without filling a page.
+
+    Args:
+        context: prompt tokens of each, as `starting_context` says.
+        sampling: of every sequence, but for the seed.
+        overlap: as the setting `scheduler.overlap`.
+
+    Raises:
+        ValueError: the row is impossible over this model, or a page would be filled.
+    """
     spec = resolve_spec(row.cache, model.shape)
-    context = spec.next_seal(context)
-    num_new = 2 * (num_steps + WARM_UP_STEPS) + 1
+    num_new = num_steps + 2
     if num_new >= spec.group:
         raise ValueError(f"{num_steps} steps: a page of {spec.group} tokens would be filled")
     settings = EngineSettings(
@@ -88,20 +124,15 @@ def time_host(
             max_waiting_tokens=num_rows * (context + num_new),
             max_tokens_per_step=num_rows * context,
             max_prompt_tokens_beside_decoding=num_rows * context,
+            overlap=overlap,
         ),
     )
     engine = make_engine(settings, model, lambda message: None)
-    with patch.object(Runner, "run", _silent(model)):
-        _fill(engine, num_rows, context, num_new, sampling)
-        times = [_timed_step(engine) for _ in range(WARM_UP_STEPS + num_steps)]
-        with cProfile.Profile() as profile:
-            for _ in range(num_steps):
-                step(engine)
-    step_us = min(times[WARM_UP_STEPS:]) * 1e6
-    return HostTime(num_rows, context, step_us, _by_file(profile, step_us))
+    _fill(engine, num_rows, context, num_new, sampling)
+    return engine
 
 
-def _silent(model: LoadedModel) -> Callable[[Runner, StepTensors], Tensor]:
+def silent(model: LoadedModel) -> Callable[[Runner, StepTensors], Tensor]:
     """Stands where `Runner.run` stands: touches neither model nor cache, and has its logits ready."""
     generator = torch.Generator().manual_seed(0)
     row = torch.randn(1, min(VOCABULARY, model.info.vocab_size), generator=generator).to(model.device, model.dtype)
