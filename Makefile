@@ -17,7 +17,7 @@ UNPINNED := triton
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint types unit test-gpu bench-kernels loadtest generated proto lock clean
+.PHONY: help install serve test lint types unit test-gpu bench-kernels bench-serve loadtest generated proto lock clean
 
 help: ## Show what there is.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -55,6 +55,9 @@ test-gpu: $(STAMP) ## Tests that need an NVIDIA GPU.
 
 bench-kernels: $(STAMP) ## Time the kernels against their floor; refuses where they are wrong.
 	$(BIN)/python -m ottserve.kernels.bench $(ARGS)
+
+bench-serve: $(STAMP) ## Measure the whole service beside its engine alone, policy by policy; more by ARGS="--points …".
+	$(BIN)/ottserve bench-serve $(ARGS)
 
 loadtest: $(STAMP) ## Load what `make serve` has started; another workload by WORKLOAD=chat, more by ARGS="--target …".
 	$(BIN)/python -m ottserve.loadtest run loadtest/workloads/$(WORKLOAD).yaml $(ARGS)

@@ -46,7 +46,7 @@ def run_command() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(*arguments: str, stdin: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [local.COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=120, check=check
+            [*local.COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=120, check=check
         )
 
     return run

@@ -47,6 +47,9 @@ def bench_serve(
     ] = None,
     systems: Annotated[str, typer.Option(help="What is measured: the service, the engine alone.")] = "service engine",
     fresh: Annotated[bool, typer.Option("--fresh", help="Start the service anew for each repeat.")] = False,
+    setting: Annotated[
+        list[str] | None, typer.Option(help="A further setting of `ottserve serve`, as output.message_interval_ms=50.")
+    ] = None,
     offered_prompt: Annotated[int, typer.Option(help="Prompt tokens of requests that come at a rate.", min=1)] = 256,
     offered_answer: Annotated[int, typer.Option(help="Tokens of their answers.", min=2)] = 64,
     offered_s: Annotated[float, typer.Option(help="How long they come; the first fifth warms up.", min=0.5)] = 15,
@@ -66,22 +69,36 @@ def bench_serve(
     from ottserve.cli.serving.bench import Bench
     from ottserve.cli.serving.choice import choose
 
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the service ends as well
     try:
         wanted = choose(
-            model=model, dtype=dtype, device=device, policies=policies, points=points, systems=systems,
-            repeats=repeats, new_tokens=new_tokens, memory_gib=memory_gib, tokens_per_step=tokens_per_step, fresh=fresh,
-            offered=(offered_prompt, offered_answer, offered_s), point_timeout_s=point_timeout_s, limit_s=limit_s,
-            answer_tokens=answer_tokens, points_by_device=POINTS,
-        )  # fmt: skip
+            model=model,
+            dtype=dtype,
+            device=device,
+            policies=policies,
+            points=points,
+            systems=systems,
+            repeats=repeats,
+            new_tokens=new_tokens,
+            memory_gib=memory_gib,
+            tokens_per_step=tokens_per_step,
+            fresh=fresh,
+            setting=setting or (),
+            offered=(offered_prompt, offered_answer, offered_s),
+            point_timeout_s=point_timeout_s,
+            limit_s=limit_s,
+            answer_tokens=answer_tokens,
+            points_by_device=POINTS,
+        )
     except (ValueError, OSError) as error:
         fail(str(error))
     for one in wanted.skipped:
         typer.echo(f"skipped: {one.policy} at {one.point}: {one.reason}", err=True)
     bench = Bench(wanted, out)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the service ends as well
     try:
         bench.run()
     finally:
+        signal.signal(signal.SIGTERM, before)
         summaries = bench.summaries()
         _show(summaries, wanted, out)
     if not summaries or any(summary.errors for summary in summaries):

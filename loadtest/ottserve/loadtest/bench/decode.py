@@ -39,7 +39,7 @@ class Seen:
         tokens_per_s: over all callers.
         first_token, inter_token: histograms over tokens, in seconds.
         outcomes: how calls ended; those that left when enough was seen are "completed".
-        counters: their growth over the time in which tokens counted.
+        counters: their growth over the time in which tokens counted, `counted_s` long.
     """
 
     tokens_per_s: float
@@ -48,6 +48,7 @@ class Seen:
     outcomes: Counter[str]
     watched: Watched
     counters: Counters
+    counted_s: float
 
 
 async def decode(
@@ -96,7 +97,7 @@ async def decode(
             before, begin = await watch.look(), time.perf_counter()
             await _each_has(all_timed, [timed.num_tokens + num_new for timed in all_timed], deadline)
             end = time.perf_counter()
-            growth = (await watch.look()).since(before)
+            growth, counted_s = (await watch.look()).since(before), time.perf_counter() - begin
         finally:
             for call in calls:
                 call.cancel()
@@ -108,6 +109,7 @@ async def decode(
         outcomes=Counter(timed.outcome for timed in all_timed),
         watched=watch.seen,
         counters=growth,
+        counted_s=counted_s,
     )
 
 

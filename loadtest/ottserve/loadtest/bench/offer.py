@@ -84,7 +84,7 @@ async def offer(target: str, metrics_url: str, workload: Workload, token_ids: tu
             in_flight.add(task)
             task.add_done_callback(in_flight.discard)
         await asyncio.gather(*in_flight)
-        growth = (await watch.look()).since(before)
+        growth, counted_s = (await watch.look()).since(before), time.perf_counter() - began
     return Seen(
         tokens_per_s=_tokens_per_s(measured, began + workload.warm_up_s),
         first_token=tally.times["first_token_s"],
@@ -92,6 +92,7 @@ async def offer(target: str, metrics_url: str, workload: Workload, token_ids: tu
         outcomes=tally.outcomes,
         watched=watch.seen,
         counters=growth,
+        counted_s=counted_s,
     )
 
 

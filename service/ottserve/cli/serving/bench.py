@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import shutil
 import time
@@ -16,25 +15,18 @@ import torch
 from rich.console import Console
 from rich.progress import Progress, TaskID, TimeElapsedColumn
 
-from ottserve import client as oc
 from ottserve.cli.serving.choice import SYSTEMS, Wanted
-from ottserve.cli.serving.starts import figures_of, replica_threads, start_settings, subject
+from ottserve.cli.serving.starts import replica_threads, start_settings, subject
 from ottserve.cli.settings import read_settings
 from ottserve.evaluation.engine_speed import random_prompts
-from ottserve.evaluation.serving.offline import Prompts, measure_offline
+from ottserve.evaluation.serving.offline import Job, Prompts, measure_offline
 from ottserve.evaluation.serving.plan import Start, Task
 from ottserve.evaluation.serving.points import Offered
 from ottserve.evaluation.serving.results import ENGINE, SERVICE, Figures, Measurement, Results
 from ottserve.evaluation.serving.summary import Summary, summarise
-from ottserve.loadtest.bench.decode import PointFailed, Seen, decode
-from ottserve.loadtest.bench.offer import offer, steady_load
-from ottserve.loadtest.local import LocalService, StartFailed, end
+from ottserve.loadtest.local import StartFailed, end
 from ottserve.loadtest.local import start as start_service
 from ottserve.workers.models.loading import find_device
-
-WARM_UP_TOKENS, WARM_UP_PROMPT, WARM_UP_SEED = 8, 512, 1_000_000
-
-Job = tuple[Task, int]
 
 
 class Bench:
@@ -75,6 +67,8 @@ class Bench:
         return summarise(found, [row.name for row in self._wanted.rows])
 
     def _measure_service(self, start: Start) -> None:
+        from ottserve.cli.serving.online import measure_online  # whoever measures engines alone needs no gRPC
+
         rounds = range(self._wanted.repeats) if self._wanted.fresh else [None]
         for only in rounds:
             jobs = list(self._jobs(SERVICE, start, only))
@@ -91,7 +85,9 @@ class Bench:
                 continue
             self._say(f"ready after {time.monotonic() - began:.0f} s")
             try:
-                asyncio.run(self._measure_points(service, start, jobs))
+                in_time = (job for job in jobs if not self._is_late())
+                keep = partial(self._keep, SERVICE, start)
+                asyncio.run(measure_online(service, self._wanted, in_time, self._prompts, keep))
             finally:
                 end(service.process)
                 shutil.move(service.log, self._log_path(start))
@@ -101,36 +97,6 @@ class Bench:
         """Where the log of the last service with these settings is kept."""
         name = re.sub(r"[^\w.=,-]+", "-", start.row.name)
         return self._folder / f"{name}-{start.max_running}.log"
-
-    async def _measure_points(self, service: LocalService, start: Start, jobs: list[Job]) -> None:
-        await self._warm_up(service)
-        for task, repeat in jobs:
-            if self._is_late():
-                return
-            try:
-                seen = await self._measure_point(service, task, repeat)
-            except (PointFailed, OSError) as error:
-                self._keep(SERVICE, start, task, repeat, str(error))
-            else:
-                self._keep(SERVICE, start, task, repeat, figures_of(seen, has_first_token=self._wanted.reads_prompts))
-
-    async def _warm_up(self, service: LocalService) -> None:
-        """One request, whatever becomes of it: what is wrong shows in the points."""
-        num_tokens = min(WARM_UP_PROMPT, self._wanted.bounds.context_length // 2)
-        (prompt,) = random_prompts(self._wanted.vocab_size, num_tokens, 1, WARM_UP_SEED)
-        options = oc.Options(temperature=0, max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
-        async with oc.AsyncClient(service.target) as client:
-            with contextlib.suppress(oc.ClientError):
-                await client.generate(prompt, options)
-
-    async def _measure_point(self, service: LocalService, task: Task, repeat: int) -> Seen:
-        wanted = self._wanted
-        if not isinstance(task.point, Offered):
-            prompts = self._prompts(task, repeat)
-            bounds = (task.num_answer, wanted.bounds.num_new, wanted.point_timeout_s)
-            return await decode(service.target, service.metrics_url, prompts, *bounds)
-        workload = steady_load(task.point.requests_per_s, *wanted.offered, repeat, wanted.point_timeout_s)
-        return await offer(service.target, service.metrics_url, workload, tuple(range(wanted.vocab_size)))
 
     def _measure_engines(self) -> None:
         threads = replica_threads(find_device(self._wanted.model.device).type)

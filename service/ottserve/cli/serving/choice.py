@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -39,11 +39,13 @@ class Wanted:
 
     Attributes:
         model: path, dtype and device, as the settings of these names.
+        settings: of the service and its engine, by their names, over those that the points need.
         offered: prompt tokens, answer tokens and seconds of requests that come at a rate.
         about: what the report says of machine, model and options.
     """
 
     model: ModelSettings
+    settings: Mapping[str, str]
     vocab_size: int
     rows: tuple[PolicyRow, ...]
     starts: tuple[Start, ...]
@@ -77,6 +79,7 @@ def choose(
     memory_gib: float | None,
     tokens_per_step: int | None,
     fresh: bool,
+    setting: Sequence[str],
     offered: tuple[int, int, float],
     point_timeout_s: float,
     limit_s: float | None,
@@ -100,6 +103,7 @@ def choose(
         num_new=num_new,
         num_answer=answer_tokens,
     )
+    extra = dict(_setting(text) for text in setting)
     named = points or points_by_device[kind]
     starts, skipped = plan_starts(
         rows, {row.name: resolve_spec(row.cache, shape) for row in rows}, parse_points(named), bounds
@@ -114,12 +118,31 @@ def choose(
         "memory of every cache, GiB": f"{bounds.memory_bytes / GIB:.2f}",
         "tokens timed of each sequence": num_new,
         "tokens a step": bounds.tokens_per_step,
+        **({"settings": extra} if extra else {}),
     }
     return Wanted(
-        model=settings, vocab_size=config.vocab_size, rows=rows, starts=tuple(starts), skipped=tuple(skipped),
-        systems=_systems(systems), bounds=bounds, repeats=repeats, fresh=fresh, offered=offered,
-        point_timeout_s=point_timeout_s, limit_s=limit_s, about=about,
-    )  # fmt: skip
+        model=settings,
+        settings=extra,
+        vocab_size=config.vocab_size,
+        rows=rows,
+        starts=tuple(starts),
+        skipped=tuple(skipped),
+        systems=_systems(systems),
+        bounds=bounds,
+        repeats=repeats,
+        fresh=fresh,
+        offered=offered,
+        point_timeout_s=point_timeout_s,
+        limit_s=limit_s,
+        about=about,
+    )
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, has_value, value = text.partition("=")
+    if not has_value:
+        raise ValueError(f"setting: {text!r} is not of the form name=value")
+    return name, value
 
 
 def _systems(names: str) -> tuple[str, ...]:

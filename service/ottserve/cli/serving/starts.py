@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ottserve.cli.serving.choice import Wanted
 from ottserve.evaluation.environment import versions
 from ottserve.evaluation.serving.plan import Start, Task
 from ottserve.evaluation.serving.points import Offered
 from ottserve.evaluation.serving.results import Figures
-from ottserve.loadtest.bench.decode import Seen
+
+if TYPE_CHECKING:
+    from ottserve.loadtest.bench.decode import Seen
 
 REFUSED = ("resource_exhausted", "unavailable")
 
@@ -36,6 +38,7 @@ def start_settings(wanted: Wanted, start: Start) -> dict[str, object]:
         "gateway.admission.max_tokens": max(4_194_304, num_tokens),
         "gateway.http_port": 0,
         "gateway.drain.probe_period_s": 0,
+        **wanted.settings,
     }
 
 
@@ -64,6 +67,7 @@ def figures_of(seen: Seen, *, has_first_token: bool) -> Figures:
     completed = seen.outcomes["completed"]
     return Figures(
         tokens_per_s=seen.tokens_per_s,
+        made_per_s=seen.counters.generated_tokens / seen.counted_s,
         first_token_p50_s=first.quantile(0.5) if has_first else None,
         first_token_p99_s=first.quantile(0.99) if has_first else None,
         inter_token_p50_s=between.quantile(0.5) if between.num else None,

@@ -19,12 +19,14 @@ from ottserve.workers.settings import EngineSettings
 WARM_UP_STEPS = 4
 
 Prompts = Sequence[tuple[int, ...]]
+Job = tuple[Task, int]
+"""What is to be measured, and the number of the repeat."""
 
 
 def measure_offline(
     settings: EngineSettings,
     progress: Progress,
-    jobs: Iterable[tuple[Task, int]],
+    jobs: Iterable[Job],
     make_prompts: Callable[[Task, int], Prompts],
     num_new: int,
     keep: Callable[[Task, int, Figures | str], None],
@@ -33,7 +35,7 @@ def measure_offline(
 
     Args:
         progress: told in words what is going on.
-        jobs: tasks, each with the number of its repeat; consumed one by one.
+        jobs: consumed one by one.
         make_prompts: of a task and a repeat.
         num_new: tokens of each sequence that are timed.
         keep: told what came of each, figures or what went wrong.

@@ -14,7 +14,8 @@ NO_FIGURE = "–"
 
 COLUMNS = (
     "policy", "point", "system", "tokens/s", "min–max", "× first", "of engine", "sequences", "× first",
-    "first token p50, p99 ms", "between p50, p99 ms", "pages", "KV GiB", "GPU GiB", "by graph", "refused", "failed",
+    "first token p50, p99 ms", "between p50, p99 ms",
+    "made/s", "pages", "KV GiB", "GPU GiB", "by graph", "refused", "failed",
 )  # fmt: skip
 
 NUM_SHORT = 11
@@ -43,6 +44,7 @@ def row(summary: Summary) -> tuple[str, ...]:
         _number(summary.sequences_to_first, 1, "{:.2f}"),
         _pair(summary, "first_token"),
         _pair(summary, "inter_token"),
+        _number(summary.spread("made_per_s"), 1, "{:,.1f}"),
         _number(summary.spread("pages"), 1, "{:,.0f}"),
         _number(summary.spread("kv_bytes"), 1 / GIB, "{:.2f}"),
         _number(summary.spread("gpu_bytes"), 1 / GIB, "{:.1f}"),
@@ -91,7 +93,8 @@ def _notes(summaries: Sequence[Summary]) -> Iterator[str]:
     yield (
         "`24x32768` is 24 sequences at once of 32,768 tokens each, `full` as many as the memory holds, `4/s` requests "
         "at that rate. Medians of the repeats; *× first* compares with the first policy at the same point, *of engine* "
-        "with the engine alone, within each repeat. No two prompts begin alike, and the prefix cache is off."
+        "with the engine alone, within each repeat; *made/s* is by the replica's own counter. No two prompts begin "
+        "alike, and the prefix cache is off."
     )
     yield ""
     for summary in summaries:

@@ -19,7 +19,8 @@ class Figures:
     """What was measured once. None where it does not apply, or nothing came of it.
 
     Attributes:
-        tokens_per_s: over all sequences.
+        tokens_per_s: over all sequences, as callers get them.
+        made_per_s: as the replica makes them, by its counter, to a tenth of a second.
         sequences: most that were computed at once.
         pages, kv_bytes: most of live sequences, by the service's metrics.
         gpu_bytes: of the card, by its driver; for an engine what PyTorch has allocated at most.
@@ -28,6 +29,7 @@ class Figures:
     """
 
     tokens_per_s: float
+    made_per_s: float | None = None
     first_token_p50_s: float | None = None
     first_token_p99_s: float | None = None
     inter_token_p50_s: float | None = None

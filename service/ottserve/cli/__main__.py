@@ -1,0 +1,5 @@
+"""The command where it is not installed: `python -m ottserve.cli`."""
+
+from ottserve.cli.main import app
+
+app()

@@ -1,0 +1,105 @@
+"""What `ottserve bench-serve` makes of its options, before anything is started."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ottserve.cli.bench_serve import POINTS
+from ottserve.cli.main import app
+from ottserve.cli.serving.choice import Wanted, choose
+from ottserve.cli.serving.starts import figures_of, start_settings, subject
+from ottserve.cli.settings import read_settings
+from ottserve.evaluation.serving.points import parse_points
+from ottserve.loadtest.bench.decode import Seen
+from ottserve.loadtest.bench.watch import Counters, Watched
+from ottserve.loadtest.histogram import Histogram
+
+
+def _choose(**options: Any) -> Wanted:
+    given: dict[str, Any] = {
+        "model": "random:llama-tiny",
+        "dtype": "auto",
+        "device": "cpu",
+        "policies": "fp16 ott:k_bits=4,plain_layers=0+1",
+        "points": "2x1k fullx2k",
+        "systems": "service engine",
+        "repeats": 1,
+        "new_tokens": None,
+        "answer_tokens": None,
+        "memory_gib": 0.02,
+        "tokens_per_step": None,
+        "fresh": False,
+        "setting": (),
+        "offered": (64, 16, 5.0),
+        "point_timeout_s": 60,
+        "limit_s": None,
+        "points_by_device": POINTS,
+    }
+    return choose(**given | options)
+
+
+def test_settings_of_a_start_are_those_of_the_service_and_of_its_engine_alike() -> None:
+    wanted = _choose(setting=["output.message_interval_ms=50"])
+    assert [start.row.name for start in wanted.starts] == ["fp16", "ott:k_bits=4,plain_layers=0+1"]
+    start = wanted.starts[1]
+    named = start_settings(wanted, start)
+    settings = read_settings(None, [f"--{name}={value}" for name, value in named.items()])
+    assert (settings.cache.policy, settings.cache.k_bits, settings.cache.plain_layers) == ("ott", 4, (0, 1))
+    assert (settings.cache.memory_bytes, settings.cache.prefix_cache) == (int(0.02 * 2**30), False)
+    assert settings.scheduler.max_running == start.max_running > 2
+    assert settings.model.path == "random:llama-tiny" and settings.output.message_interval_ms == 50
+    assert subject(wanted, start, start.tasks[0])["settings"]["cache.plain_layers"] == [0, 1]
+    assert subject(wanted, start, start.tasks[0]) != subject(_choose(), start, start.tasks[0])
+
+
+def test_what_random_weights_and_unread_prompts_are_is_said() -> None:
+    assert _choose().about["model"] == "random:llama-tiny: random weights, answers mean nothing"
+    unread = _choose(model="random:llama-tiny:unread")
+    assert "prompts are not computed" in unread.about["model"]
+    assert (unread.reads_prompts, _choose().reads_prompts) == (False, True)
+
+
+@pytest.mark.parametrize("device", POINTS)
+def test_the_points_by_default_are_points(device: str) -> None:
+    assert len(parse_points(POINTS[device])) >= 4
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"systems": "gateway"}, "systems: 'gateway' is not of service, engine"),
+        ({"systems": ""}, "systems: '' is not of"),
+        ({"setting": ["a"]}, "setting: 'a' is not of the form name=value"),
+        ({"model": "random:gpt-9"}, "no such shape"),
+        ({"policies": "lru"}, "lru"),
+    ],
+)
+def test_what_is_impossible_is_refused_by_name(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+        _choose(**options)
+
+
+def test_the_command_says_what_it_leaves_out_and_fails_where_nothing_is_left(tmp_path: Path) -> None:
+    options = ["--model", "random:llama-tiny", "--policies", "ott", "--points", "1x256k", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, ["bench-serve", *options])
+    assert done.exit_code == 1
+    assert "skipped: ott at 1x262144: the model has positions for 131,072 tokens" in done.stderr
+
+
+def test_refusals_are_no_failures_and_unread_prompts_have_no_first_token() -> None:
+    first, between = Histogram(), Histogram()
+    first.add(2.0)
+    between.add(0.01, 100)
+    outcomes = {"completed": 5, "resource_exhausted": 3, "unavailable": 1, "internal": 2}
+    counters = Counters(100, 80, 1, 600, 0)
+    seen = Seen(50.0, first, between, Counter(outcomes), Watched(4, 9, 77, None), counters, counted_s=10.0)
+    figures = figures_of(seen, has_first_token=True)
+    assert (figures.completed, figures.refused, figures.failed) == (5, 4, 2)
+    assert (figures.first_token_p50_s, figures.made_per_s, figures.graph_share) == (2.0, 60.0, 0.8)
+    assert (figures.sequences, figures.pages, figures.kv_bytes) == (4, 9, 77)
+    assert figures_of(seen, has_first_token=False).first_token_p50_s is None
