@@ -21,7 +21,7 @@ def as_stored(keys: Tensor, values: Tensor, spec: KVSpec, layer: LayerSpec) -> t
 
     Args:
         keys, values: `[J, T, D]`, keys after RoPE.
-        spec: of the cache; its layers are not read.
+        spec: of the cache; of its layers only the largest pool is read, since every layer has rows for it.
         layer: how this one is stored.
 
     Returns:
@@ -29,7 +29,8 @@ def as_stored(keys: Tensor, values: Tensor, spec: KVSpec, layer: LayerSpec) -> t
     """
     num_pages = keys.shape[1] // spec.group
     exact_dtype = torch.bfloat16 if keys.dtype == torch.bfloat16 else torch.float16
-    store = KVStore(replace(spec, layers=(layer,)), 1 + num_pages, 1 + SLOT_ID, exact_dtype, keys.device)
+    alone = replace(spec, layers=(layer,), evicted=spec.places - layer.pool)
+    store = KVStore(alone, 1 + num_pages, 1 + SLOT_ID, exact_dtype, keys.device)
     (stored,) = store.layers
     exact = keys.to(exact_dtype), values.to(exact_dtype)
     for page in range(num_pages):
