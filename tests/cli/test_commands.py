@@ -17,7 +17,7 @@ from ottserve.cli.main import app
 
 COMMANDS = (
     *("serve", "settings", "generate", "chat", "info", "tokenize", "metrics", "wait-idle"),
-    *("capacity", "latency", "fuzz", "token", "bench-gateway"),
+    *("capacity", "latency", "fuzz", "token", "bench-gateway", "bench-prefill"),
 )
 FREE_PORTS = ("--gateway.port", "0", "--gateway.http_port", "0", "--gateway.metrics.port", "0")
 

@@ -46,16 +46,19 @@ class PrefillConfig:
     Attributes:
         tokens: queries of one program.
         heads: query heads of a KV head, padded to a power of two; tokens · heads are the rows of its matrix products.
-        exact_tokens: tokens of a block of tail, outliers and chunk.
+        keys, key_stages: tokens of a block of the chunk itself, and such blocks in flight.
+        kept: tokens of a block of tail and outliers.
         stages: pages in flight in one program.
         warps: of one program.
     """
 
     tokens: int
     heads: int
-    exact_tokens: int = 32
+    keys: int
+    key_stages: int
+    warps: int
+    kept: int = 32
     stages: int = 2
-    warps: int = 4
 
 
 def block_rows(layout: PageLayout) -> int:
@@ -120,7 +123,19 @@ def seal_block(layout: PageLayout) -> tuple[int, int, int]:
     return min(32, padded), columns, 4 if padded <= 128 else 8
 
 
-def prefill_config(layout: PageLayout, gqa: int) -> PrefillConfig:
-    """Sixty-four rows a program, sixteen a warp; more warps where a head is wide, to bound registers."""
+def prefill_config(layout: PageLayout, gqa: int, element_size: int, *, has_pages: bool) -> PrefillConfig:
+    """Rows of one warpgroup where there are codes, of two where there is the chunk alone.
+
+    Wide heads and elements of 32 bits go in smaller blocks, which fit registers and shared memory.
+
+    Args:
+        element_size: bytes of an element of the chunk.
+        has_pages: whether any sequence has history in pages.
+    """
     heads = next_power_of_2(gqa)
-    return PrefillConfig(tokens=max(1, 64 // heads), heads=heads, warps=4 if layout.head_size <= 128 else 8)
+    if element_size > 2:
+        return PrefillConfig(max(1, 64 // heads), heads, keys=32, key_stages=1, warps=8)
+    if layout.head_size > 128:
+        return PrefillConfig(max(1, 64 // heads), heads, keys=32, key_stages=2, warps=8)
+    rows = 64 if has_pages else 128
+    return PrefillConfig(max(1, rows // heads), heads, keys=64, key_stages=3, warps=rows // 16)

@@ -32,14 +32,14 @@ def bench_step(
 
     found = []
     try:
-        loaded = _load(model, dtype, "cuda")
+        loaded = load(model, dtype, "cuda")
         for step in time_steps(loaded, rows or [1, 8, 64]):
             found.append(step)
             typer.echo(f"{step.num_rows} rows: {step.step_ms:.3f} ms", err=True)
     except ValueError as error:
         fail(str(error))
     print_table("decode step, attention left out", COLUMNS, [step.cells for step in found])
-    _finish("ottserve bench-step", loaded, [asdict(step) for step in found], out)
+    finish("ottserve bench-step", loaded, [asdict(step) for step in found], out)
 
 
 def bench_engine(
@@ -63,7 +63,7 @@ def bench_engine(
     try:
         rows = tuple(parse_policies(policies))
         loads = tuple(Load(tokens, sequences) for tokens in context or [2048])
-        loaded = _load(model, dtype, device)
+        loaded = load(model, dtype, device)
         memory = int(memory_gib * 2**30)
         timed = time_engines(
             rows,
@@ -78,7 +78,7 @@ def bench_engine(
     except (ValueError, OttserveError) as error:
         fail(str(error))
     print_table("engine alone", COLUMNS, [rate.cells(first) for rate, first in rates])
-    _finish("ottserve bench-engine", loaded, [asdict(rate) for rate, _ in rates], out)
+    finish("ottserve bench-engine", loaded, [asdict(rate) for rate, _ in rates], out)
 
 
 def bench_host(
@@ -126,7 +126,8 @@ def _load(model: str, dtype: str, device: str) -> LoadedModel:
     return load_model(settings, lambda message: typer.echo(message, err=True))
 
 
-def _finish(command: str, model: LoadedModel, rows: list[dict[str, Any]], out: Path) -> None:
+def finish(command: str, model: LoadedModel, rows: list[dict[str, Any]], out: Path) -> None:
+    """Say what was measured where, and write it down."""
     from ottserve.evaluation.environment import environment, model_name
 
     about = environment()

@@ -8,6 +8,7 @@ from ottserve.cli import (
     ask,
     bench,
     bench_model,
+    bench_prefill,
     bench_serve,
     calibrate,
     capacity,
@@ -52,6 +53,7 @@ app.command("bench")(bench.bench)
 app.command("bench-engine")(bench_model.bench_engine)
 app.command("bench-step")(bench_model.bench_step)
 app.command("bench-serve")(bench_serve.bench_serve)
+app.command("bench-prefill")(bench_prefill.bench_prefill)
 app.command("bench-host")(bench_model.bench_host)
 app.command("bench-gateway")(gateway_cost.bench_gateway)
 app.command("latency")(latency.latency)

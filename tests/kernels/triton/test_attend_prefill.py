@@ -56,6 +56,20 @@ def test_head_sizes_and_query_heads(head_size, gqa) -> None:
     assert relative_error(out, expected) < 2e-3
 
 
+@pytest.mark.parametrize("length", [0, 50], ids="{} stored".format)
+def test_no_sequence_has_pages(length) -> None:
+    """Then the table has no columns. Queries see several blocks of keys without a mask, and one with."""
+    layout = PageLayout(64, 16, 2, 2)
+    cache = make_state(layout, [length, 0])
+    starts = torch.tensor([0, 150, 153], dtype=torch.int32)
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(153, 4, 16, generator=generator).half()
+    k, v = torch.randn(153, 2, 2, 16, generator=generator).half().unbind(1)
+    args = cache.pages, cache.slots, layout, cache.page_table[:, :0], 0 * cache.num_pages, cache.slot_ids, cache.lengths
+    out, expected = (op.attend_prefill(q, k, v, starts, *args, 0.25) for op in (triton, reference))
+    assert relative_error(out, expected) < 2e-3
+
+
 def test_a_chunk_in_fp32_is_not_rounded() -> None:
     out, expected = both(PageLayout(64, 16, 2, 2), [0], [20], dtype=torch.float32)
     assert relative_error(out, expected) < 1e-6

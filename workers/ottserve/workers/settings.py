@@ -104,11 +104,15 @@ class SchedulerSettings(Section):
     """What may run and wait at once."""
 
     max_running: int = Field(16, ge=1, le=1024, description="Sequences computed together (slots).")
-    max_tokens_per_step: int = Field(512, ge=1, description="Tokens of one step, decode rows and prompt chunks.")
+    max_tokens_per_step: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens of one step, decode rows and prompt chunks; default 512 on a CPU, 8192 on a GPU with room.",
+    )
     max_prompt_tokens_beside_decoding: int | None = Field(
         None,
         ge=1,
-        description="Prompt tokens of a step in which others decode; default 64 on a CPU, no bound on a GPU.",
+        description="Prompt tokens of a step in which others decode; default 64 on a CPU, 2048 on a GPU.",
     )
     max_waiting: int = Field(256, ge=1, description="Requests that may wait.")
     max_waiting_tokens: int = Field(262144, ge=1, description="Prompt tokens that may wait, over all requests.")

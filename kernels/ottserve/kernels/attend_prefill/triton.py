@@ -1,7 +1,8 @@
-"""Chunk attention on a GPU: every block of queries walks its sequence's history as stored, then the chunk itself.
+"""Chunk attention on a GPU: every block of queries walks the chunk itself, then its sequence's history as stored.
 
 Query rows (tokens × query heads of one KV head) are the M of the matrix products. Scales are folded as in decode
 attention: into the query for keys, into the probabilities for values, so stored codes are used as they lie.
+Probabilities of exact values are rounded to the values' dtype.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from ottserve.kernels.rotary.triton import turned_scores
 from ottserve.kernels.slots import Slots
 from ottserve.kernels.supported import check, check_queries, check_vectors
 
+PAGE_UNIT = tl.constexpr(2.0 ** (14 - 24))
+"""What sums over codes are times: a code at bit k of a word is c · 2^(k−24), and its probability times 2^(14−k)."""
+
 VECTORS = ["p_starts", "p_page_table", "p_num_pages", "p_slot_ids", "p_lengths", "p_outlier_count"]
 """Read a number at a time, anywhere in a step's buffer: were the code to depend on where, every step would compile."""
 
@@ -49,22 +53,19 @@ def find_block(p_starts, i_block, N, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def accumulate_rows(b_p, b_v, b_acc):
-    """`b_acc + b_p · b_v` for exact values `[n, BD]`; 16-bit probabilities of bf16 values go in two parts."""
-    high = b_p.to(b_v.dtype)
-    b_acc = tl.dot(high, b_v, b_acc, input_precision="ieee")
-    if b_v.dtype == tl.bfloat16:
-        b_acc = tl.dot((b_p - high.to(tl.float32)).to(tl.bfloat16), b_v, b_acc)
-    return b_acc
+def load_queries(p_q, o_q, m_rows, b_bound, DTYPE: tl.constexpr):
+    """The block's queries, divided by what bounds them. Loaded anew for each use: kept, they would fill registers."""
+    b_q = tl.load(p_q + o_q, mask=m_rows, other=0.0).to(tl.float32)
+    return (b_q / b_bound[:, None]).to(DTYPE)
 
 
 @triton.jit
-def attend_exact_block(b_s, b_v, b_max, b_sum, b_acc):
-    """One step of the online softmax: scores `[M, n]`, dead ones at −∞, and exact values `[n, BD]`."""
-    new_max = tl.maximum(b_max, tl.max(b_s, 1))
+def attend_exact_block(b_s, b_factor, b_v, b_max, b_sum, b_acc):
+    """One step of the online softmax: scores `[M, n]` before b_factor, dead ones at −∞, and exact values `[n, BD]`."""
+    new_max = tl.maximum(b_max, tl.max(b_s, 1) * b_factor)
     b_kept = tl.exp2(b_max - finite_max(new_max))
-    b_p = tl.exp2(b_s - finite_max(new_max)[:, None])
-    b_acc = accumulate_rows(b_p, b_v, b_acc * b_kept[:, None])
+    b_p = tl.exp2(b_s * b_factor[:, None] - finite_max(new_max)[:, None])
+    b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc * b_kept[:, None], input_precision="ieee")
     return new_max, b_sum * b_kept + tl.sum(b_p, 1), b_acc
 
 
@@ -99,6 +100,7 @@ def attend_page(
     b_factor,
     b_max,
     b_sum,
+    b_zeros,
     b_acc,
     LAYOUT: tl.constexpr,
     LOAD_KEYS: tl.constexpr,
@@ -107,7 +109,10 @@ def attend_page(
     VALUE_MODE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """One step of the online softmax over a page. The running maximum bounds score + log2(value scale)."""
+    """One step of the online softmax over a page. The running maximum bounds score + log2(value scale).
+
+    Of packed values b_acc has the sums over codes, times PAGE_UNIT, and b_zeros those over zeros, for all channels.
+    """
     scores, maxima = (), ()
     for block in tl.static_range(LAYOUT.group // ROWS):
         if LAYOUT.turns_keys:
@@ -130,23 +135,19 @@ def attend_page(
     new_max = tl.maximum(b_max, new_max)
     b_kept = tl.exp2(b_max - finite_max(new_max))
     b_sum *= b_kept
+    b_zeros *= b_kept
     b_acc *= b_kept[:, None]
-    b_zeros = tl.zeros_like(b_sum)
-    b_raw = tl.zeros_like(b_acc)
     for block in tl.static_range(LAYOUT.group // ROWS):
         b_p = tl.exp2(scores[block] - finite_max(new_max)[:, None])
         b_sum += tl.sum(b_p, 1)
         b_v = tl.trans(LOAD_VALUES(p_page, o_d, LAYOUT, block, ROWS, VALUE_MODE))
-        if LAYOUT.v_bits == 16:
-            b_acc = accumulate_rows(b_p, b_v, b_acc)
-        else:
+        if LAYOUT.v_bits != 16:
             b_zeros += tl.sum(b_p * load_scales(p_scale + LAYOUT.group, block, ROWS).to(tl.float32)[None, :], 1)
             b_share = load_scales(p_scale, block, ROWS).to(tl.float32)
             b_share *= field_units(14, block, ROWS, LAYOUT.v_bits, LAYOUT.value_columns)
-            b_raw = tl.dot((b_p * b_share[None, :]).to(tl.float16), b_v, b_raw)
-    if LAYOUT.v_bits != 16:
-        b_acc += b_raw * 2.0 ** (24 - 14) + b_zeros[:, None]
-    return new_max, b_sum, b_acc
+            b_p *= b_share[None, :]
+        b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc)
+    return new_max, b_sum, b_zeros, b_acc
 
 
 @triton.jit
@@ -179,9 +180,8 @@ def attend_kept(
         m_places = m_keys[:, None] & (o_d < D)[None, :]
         b_k = tl.load(tl.where(is_outlier, p_outlier_k, p_tail_k) + o_places, mask=m_places, other=0.0)
         b_v = tl.load(tl.where(is_outlier, p_outlier_v, p_tail_v) + o_places, mask=m_places, other=0.0)
-        b_s = tl.dot(b_q, tl.trans(b_k)) * b_factor[:, None]
-        b_s = tl.where(m_keys[None, :], b_s, float("-inf"))
-        b_max, b_sum, b_acc = attend_exact_block(b_s, b_v, b_max, b_sum, b_acc)
+        b_s = tl.where(m_keys[None, :], tl.dot(b_q, tl.trans(b_k)), float("-inf"))
+        b_max, b_sum, b_acc = attend_exact_block(b_s, b_factor, b_v, b_max, b_sum, b_acc)
     return b_max, b_sum, b_acc
 
 
@@ -191,8 +191,9 @@ def attend_chunk(
     p_v,
     stride_k_token,
     stride_v_token,
+    first_token,
     o_tokens,
-    last,
+    num_tokens,
     b_q,
     b_factor,
     b_max,
@@ -200,17 +201,34 @@ def attend_chunk(
     b_acc,
     D: tl.constexpr,
     TOKENS: tl.constexpr,
+    KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """The online softmax over the chunk's own tokens before `last`; queries `o_tokens` see none after themselves."""
-    o_d = tl.arange(0, b_q.shape[1])
-    for begin in tl.range(0, last, TOKENS, num_stages=1):
-        o_keys = begin + tl.arange(0, TOKENS)
-        o_long, m_keys = o_keys.to(tl.int64)[:, None], (o_keys < last)[:, None] & (o_d < D)[None, :]
-        b_k = tl.load(p_k + o_long * stride_k_token + o_d[None, :], mask=m_keys, other=0.0)
-        b_v = tl.load(p_v + o_long * stride_v_token + o_d[None, :], mask=m_keys, other=0.0)
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * b_factor[:, None]
-        b_s = tl.where(o_keys[None, :] <= o_tokens[:, None], b_s, float("-inf"))
-        b_max, b_sum, b_acc = attend_exact_block(b_s, b_v, b_max, b_sum, b_acc)
+    """The online softmax over the chunk itself, KEYS of its tokens a step; queries `o_tokens`, TOKENS from first_token
+    on, see none after themselves. What all of them see is read without a mask."""
+    o_d, o_keys = tl.arange(0, b_q.shape[1]), tl.arange(0, KEYS)
+    m_d = (o_d < D)[None, :]
+    num_seen = first_token // KEYS * KEYS
+    p_ks, p_vs = (
+        p_k + o_keys[:, None] * stride_k_token + o_d[None, :],
+        p_v + o_keys[:, None] * stride_v_token + o_d[None, :],
+    )
+    for begin in tl.range(0, num_seen, KEYS, num_stages=STAGES):
+        o_begin = tl.cast(begin, tl.int64)
+        if D == o_d.shape[0]:
+            b_k, b_v = tl.load(p_ks + o_begin * stride_k_token), tl.load(p_vs + o_begin * stride_v_token)
+        else:
+            b_k = tl.load(p_ks + o_begin * stride_k_token, mask=m_d, other=0.0)
+            b_v = tl.load(p_vs + o_begin * stride_v_token, mask=m_d, other=0.0)
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
+        b_max, b_sum, b_acc = attend_exact_block(b_s, b_factor, b_v, b_max, b_sum, b_acc)
+    for begin in tl.range(num_seen, tl.minimum(first_token + TOKENS, num_tokens), KEYS, num_stages=1):
+        o_begin, m_keys = tl.cast(begin, tl.int64), (begin + o_keys < num_tokens)[:, None] & m_d
+        b_k = tl.load(p_ks + o_begin * stride_k_token, mask=m_keys, other=0.0)
+        b_v = tl.load(p_vs + o_begin * stride_v_token, mask=m_keys, other=0.0)
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
+        b_s = tl.where((begin + o_keys)[None, :] <= o_tokens[:, None], b_s, float("-inf"))
+        b_max, b_sum, b_acc = attend_exact_block(b_s, b_factor, b_v, b_max, b_sum, b_acc)
     return b_max, b_sum, b_acc
 
 
@@ -254,11 +272,17 @@ def attend_history_kernel(
     KEY_MODE: tl.constexpr,
     VALUE_MODE: tl.constexpr,
     ROWS: tl.constexpr,
-    EXACT_TOKENS: tl.constexpr,
+    KEPT: tl.constexpr,
     STAGES: tl.constexpr,
+    KEYS: tl.constexpr,
+    KEY_STAGES: tl.constexpr,
+    HAS_PAGES: tl.constexpr,
 ):
-    """TOKENS queries of one chunk, for the query heads of one KV head: row r is token r // HEADS, head r % HEADS."""
-    i_row, first_token = find_block(p_starts, tl.program_id(0), N, TOKENS)
+    """TOKENS queries of one chunk, for the query heads of one KV head: row r is token r // HEADS, head r % HEADS.
+
+    The last blocks, which see the most, begin first.
+    """
+    i_row, first_token = find_block(p_starts, tl.num_programs(0) - 1 - tl.program_id(0), N, TOKENS)
     if i_row == N:
         return
     i_head = tl.program_id(1)
@@ -271,72 +295,82 @@ def attend_history_kernel(
     num_tokens = tl.load(p_starts + i_row + 1) - start
     m_rows = ((o_tokens < num_tokens) & (o_rows % HEADS < GQA))[:, None] & m_d
     o_q = (start + o_tokens).to(tl.int64)[:, None] * stride_q_token + o_heads[:, None] * stride_q_head + o_d[None, :]
-    b_q = tl.load(p_q + o_q, mask=m_rows, other=0.0).to(tl.float32)
-    largest = tl.max(tl.abs(b_q), 1)
+    largest = tl.max(tl.abs(tl.load(p_q + o_q, mask=m_rows, other=0.0).to(tl.float32)), 1)
     b_bound = tl.exp2(tl.ceil(tl.log2(tl.where(largest > 0, largest, 1.0))))
-    b_q = b_q / b_bound[:, None]
     b_factor = b_bound * scale_log2
 
     b_max = tl.full([TOKENS * HEADS], float("-inf"), tl.float32)
     b_sum = tl.zeros([TOKENS * HEADS], tl.float32)
     b_acc = tl.zeros([TOKENS * HEADS, BD], tl.float32)
-    length = tl.load(p_lengths + i_row)
-    num_pages = tl.where(length > 0, tl.load(p_num_pages + i_row), 0)
-    b_q_page = b_q.to(EXACT if LAYOUT.k_bits == 16 else tl.float16)
-    p_page_table += i_row.to(tl.int64) * stride_table
-    for i_page in tl.range(0, num_pages, num_stages=STAGES):
-        page_id = tl.load(p_page_table + i_page).to(tl.int64)
-        b_max, b_sum, b_acc = attend_page(
-            p_pages + (page_id * J + i_head) * LAYOUT.words,
-            i_page * LAYOUT.group,
-            p_frequencies,
-            o_d,
-            b_q_page,
-            b_factor,
-            b_max,
-            b_sum,
-            b_acc,
-            LAYOUT,
-            LOAD_KEYS,
-            LOAD_VALUES,
-            KEY_MODE,
-            VALUE_MODE,
-            ROWS,
-        )
-
-    slot = tl.load(p_slot_ids + i_row).to(tl.int64) * J + i_head
-    b_max, b_sum, b_acc = attend_kept(
-        p_outlier_k + slot * PLACES * D,
-        p_outlier_v + slot * PLACES * D,
-        p_tail_k + slot * CAPACITY * D,
-        p_tail_v + slot * CAPACITY * D,
-        tl.where(length > 0, tl.load(p_outlier_count + slot), 0),
-        num_pages * LAYOUT.group,
-        length,
-        b_q.to(EXACT),
-        b_factor,
-        b_max,
-        b_sum,
-        b_acc,
-        D,
-        CAPACITY,
-        EXACT_TOKENS,
-    )
     b_max, b_sum, b_acc = attend_chunk(
         p_k + start.to(tl.int64) * stride_k_token + i_head * stride_k_head,
         p_v + start.to(tl.int64) * stride_v_token + i_head * stride_v_head,
         stride_k_token,
         stride_v_token,
+        first_token,
         o_tokens,
-        tl.minimum(first_token + TOKENS, num_tokens),
-        b_q.to(p_k.dtype.element_ty),
+        num_tokens,
+        load_queries(p_q, o_q, m_rows, b_bound, p_k.dtype.element_ty),
         b_factor,
         b_max,
         b_sum,
         b_acc,
         D,
-        EXACT_TOKENS,
+        TOKENS,
+        KEYS,
+        KEY_STAGES,
     )
+
+    length = tl.load(p_lengths + i_row)
+    if length > 0:
+        slot = tl.load(p_slot_ids + i_row).to(tl.int64) * J + i_head
+        num_pages = tl.load(p_num_pages + i_row)
+        b_max, b_sum, b_acc = attend_kept(
+            p_outlier_k + slot * PLACES * D,
+            p_outlier_v + slot * PLACES * D,
+            p_tail_k + slot * CAPACITY * D,
+            p_tail_v + slot * CAPACITY * D,
+            tl.load(p_outlier_count + slot),
+            num_pages * LAYOUT.group,
+            length,
+            load_queries(p_q, o_q, m_rows, b_bound, EXACT),
+            b_factor,
+            b_max,
+            b_sum,
+            b_acc,
+            D,
+            CAPACITY,
+            KEPT,
+        )
+        if HAS_PAGES:
+            b_q = load_queries(p_q, o_q, m_rows, b_bound, EXACT if LAYOUT.k_bits == 16 else tl.float16)
+            b_zeros = tl.zeros_like(b_sum)
+            if LAYOUT.v_bits != 16:
+                b_acc *= PAGE_UNIT
+            p_page_table += i_row.to(tl.int64) * stride_table
+            for i_page in tl.range(0, num_pages, num_stages=STAGES):
+                page_id = tl.load(p_page_table + i_page).to(tl.int64)
+                b_max, b_sum, b_zeros, b_acc = attend_page(
+                    p_pages + (page_id * J + i_head) * LAYOUT.words,
+                    i_page * LAYOUT.group,
+                    p_frequencies,
+                    o_d,
+                    b_q,
+                    b_factor,
+                    b_max,
+                    b_sum,
+                    b_zeros,
+                    b_acc,
+                    LAYOUT,
+                    LOAD_KEYS,
+                    LOAD_VALUES,
+                    KEY_MODE,
+                    VALUE_MODE,
+                    ROWS,
+                )
+            if LAYOUT.v_bits != 16:
+                b_acc = b_acc / PAGE_UNIT + b_zeros[:, None]
+
     b_out = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]
     o_out = ((start + o_tokens).to(tl.int64)[:, None] * (J * GQA) + o_heads[:, None]) * D + o_d[None, :]
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_rows)
@@ -371,7 +405,8 @@ def attend_prefill(
     out = torch.zeros(T, H, D, dtype=q.dtype, device=q.device)
     if T == 0 or N == 0:
         return out
-    config = launch.prefill_config(layout, H // J)
+    has_pages = page_table.shape[1] > 0
+    config = launch.prefill_config(layout, H // J, k.element_size(), has_pages=has_pages)
     attend_history_kernel[triton.cdiv(T, config.tokens) + N, J](
         q,
         k,
@@ -404,8 +439,11 @@ def attend_prefill(
         CAPACITY=slots.tail_k.shape[2],
         PLACES=slots.outlier_k.shape[2],
         ROWS=launch.block_rows(layout),
-        EXACT_TOKENS=config.exact_tokens,
+        KEPT=config.kept,
         STAGES=config.stages,
+        KEYS=config.keys,
+        KEY_STAGES=config.key_stages,
+        HAS_PAGES=has_pages,
         num_warps=config.warps,
         **loaders(layout),
     )

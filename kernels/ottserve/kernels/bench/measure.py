@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ottserve.kernels.attend_decode.triton import attend_decode
-from ottserve.kernels.attend_prefill.triton import attend_prefill
 from ottserve.kernels.bench.state import PLACES, decode_cases, random_pages, random_slots
 from ottserve.kernels.bench.timing import seconds_each
 from ottserve.kernels.layout import PageLayout
@@ -36,7 +35,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What was measured. `num_bytes` must be moved at least, None where arithmetic decides; `ratio` is to fp16."""
+    """What was measured. `num_bytes` must be moved at least, or `num_flops` computed; `ratio` is to fp16."""
 
     op: str
     policy: str
@@ -44,6 +43,7 @@ class Line:
     seconds: float
     num_bytes: float | None
     ratio: float | None = None
+    num_flops: float | None = None
 
 
 def exact(head_size: int) -> PageLayout:
@@ -120,15 +120,3 @@ def write_tail_line(num_tokens: int, device: torch.device) -> Line:
     ids = torch.arange(num_tokens, dtype=torch.int32, device=device)
     seconds = seconds_each([lambda: write_tail(slots, keys, keys, ids, ids)] * 8, device)
     return Line("write_tail", "fp16", f"{num_tokens} tokens", seconds, 2 * 2 * keys.numel() * 2)
-
-
-def prefill_line(layout: PageLayout, num_tokens: int, length: int, device: torch.device) -> Line:
-    """One chunk over its history, GQA 4."""
-    case = decode_cases(layout, 1, length, KV_HEADS, 4, device, 0, 1)[0]
-    drawn = torch.randn(num_tokens, 6 * KV_HEADS, layout.head_size, device=device).to(layout.exact_dtype)
-    q, k, v = drawn.split([4 * KV_HEADS, KV_HEADS, KV_HEADS], 1)
-    starts = torch.tensor([0, num_tokens], dtype=torch.int32, device=device)
-    args = case.pages, case.slots, layout, case.page_table, case.num_pages, case.slot_ids, case.lengths, case.scale
-    seconds = seconds_each([lambda: attend_prefill(q, k, v, starts, *args)], device)
-    shape = f"{num_tokens} over {length}"
-    return Line("attend_prefill", f"K{layout.k_bits} V{layout.v_bits}", shape, seconds, None)

@@ -12,7 +12,6 @@ import torch
 from tokenizers import Tokenizer
 
 from ottserve.workers.api import ServerInfo
-from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.core.ledger import Ledger
 from ottserve.workers.core.limits import Limits
 from ottserve.workers.core.prefix import PrefixCache
@@ -23,6 +22,7 @@ from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.ranks.crew import Crew
 from ottserve.workers.engine.ranks.lead import LeadRunner, agree
 from ottserve.workers.engine.runner import Runner
+from ottserve.workers.engine.step_size import find_limits
 from ottserve.workers.engine.unread import UnreadRunner
 from ottserve.workers.kv.store import KVStore
 from ottserve.workers.kv.table import resolve_spec
@@ -33,9 +33,6 @@ from ottserve.workers.settings import EngineSettings
 from ottserve.workers.text.detokenizer import Vocabulary
 
 log = structlog.get_logger(__name__)
-
-CPU_TOKENS_BESIDE_DECODING = 64
-"""A CPU computes a prompt at nearly the same pace in small chunks, but each token delays those who decode."""
 
 
 def load_engine(settings: EngineSettings, progress: Progress, crew: Crew | None = None) -> Engine:
@@ -96,10 +93,11 @@ def make_engine(
         runner.capture(settings.scheduler.max_running, most_pages)
     ledger = Ledger(store.num_pages, store.num_slots)
     prefix = PrefixCache(ledger, spec.group, spec.fingerprint, enabled=settings.cache.prefix_cache)
-    scheduler = Scheduler(spec, ledger, prefix, _limits(settings, model, spec), model.info.eos_token_ids, time.time)
+    limits = find_limits(settings.scheduler, model, spec)
+    scheduler = Scheduler(spec, ledger, prefix, limits, model.info.eos_token_ids, time.time)
     return Engine(
         model_info=model.info,
-        server_info=_server_info(settings, model, store, graphs),
+        server_info=_server_info(settings, model, store, limits, graphs),
         tokenizer_files=model.tokenizer,
         vocabulary=Vocabulary.of(Tokenizer.from_str(model.tokenizer.tokenizer_json)),
         scheduler=scheduler,
@@ -167,22 +165,9 @@ def _wants(setting: bool | None, model: LoadedModel) -> bool:
     return model.device.type == "cuda" if setting is None else setting
 
 
-def _limits(settings: EngineSettings, model: LoadedModel, spec: KVSpec) -> Limits:
-    scheduler = settings.scheduler
-    beside = scheduler.max_prompt_tokens_beside_decoding
-    if beside is None and model.device.type == "cpu":
-        beside = max(CPU_TOKENS_BESIDE_DECODING, spec.next_seal(0) if scheduler.aligned_chunks else 1)
-    return Limits(
-        max_tokens_per_step=scheduler.max_tokens_per_step,
-        max_waiting=scheduler.max_waiting,
-        max_waiting_tokens=scheduler.max_waiting_tokens,
-        context_length=model.info.context_length,
-        aligned_chunks=scheduler.aligned_chunks,
-        max_prompt_tokens_beside_decoding=beside,
-    )
-
-
-def _server_info(settings: EngineSettings, model: LoadedModel, store: KVStore, graphs: bool) -> ServerInfo:
+def _server_info(
+    settings: EngineSettings, model: LoadedModel, store: KVStore, limits: Limits, graphs: bool
+) -> ServerInfo:
     spec, scheduler, ranks = store.spec, settings.scheduler, model.num_ranks
     return ServerInfo(
         version=version("ottserve"),
@@ -208,7 +193,7 @@ def _server_info(settings: EngineSettings, model: LoadedModel, store: KVStore, g
         max_running=scheduler.max_running,
         max_waiting=scheduler.max_waiting,
         max_waiting_tokens=scheduler.max_waiting_tokens,
-        max_tokens_per_step=scheduler.max_tokens_per_step,
+        max_tokens_per_step=limits.max_tokens_per_step,
         tail_bytes=ranks * spec.tail_bytes,
     )
 
