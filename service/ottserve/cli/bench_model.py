@@ -104,7 +104,7 @@ def bench_host(
     found, exposed = [], []
     try:
         row, sampling = parse_policy(policy), SamplingParams(temperature, top_p=top_p)
-        loaded = _load(model, dtype, device)
+        loaded = load(model, dtype, device)
         for num_rows in rows or [1, 64]:
             timed = loaded, row, num_rows, context, steps, sampling
             found.append(time_host(*timed))
@@ -115,10 +115,11 @@ def bench_host(
         print_table(f"host, {time.num_rows} rows at {time.context:,}", COLUMNS, time.rows)
         print_table("idle, simulated device", host_exposed.COLUMNS, [each.cells for each in both])
     rows_of = zip(map(asdict, found), exposed, strict=True)
-    _finish("ottserve bench-host", loaded, [time | {"exposed": list(map(asdict, both))} for time, both in rows_of], out)
+    finish("ottserve bench-host", loaded, [time | {"exposed": list(map(asdict, both))} for time, both in rows_of], out)
 
 
-def _load(model: str, dtype: str, device: str) -> LoadedModel:
+def load(model: str, dtype: str, device: str) -> LoadedModel:
+    """The model that options name; raises ValueError as `load_model` does."""
     from ottserve.workers.models.loading import load_model
     from ottserve.workers.settings import ModelSettings
 
