@@ -11,7 +11,7 @@ from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
 from ottserve.service import tracing
-from ottserve.service.ray_environment import RAY_ENVIRONMENT
+from ottserve.service.ray_environment import GATEWAY_ENVIRONMENT
 from ottserve.service.ray_replicas import RayReplicas
 from ottserve.service.server import GatewayServer
 from ottserve.service.settings import GatewaySettings
@@ -54,7 +54,11 @@ def gateway_application(
     deployment = serve.deployment(
         name="Gateway",
         num_replicas=settings.replicas,
-        ray_actor_options={"num_cpus": 0, "resources": resources or {}, "runtime_env": {"env_vars": RAY_ENVIRONMENT}},
+        ray_actor_options={
+            "num_cpus": 0,
+            "resources": resources or {},
+            "runtime_env": {"env_vars": GATEWAY_ENVIRONMENT},
+        },
         graceful_shutdown_timeout_s=drain.probe_period_s + drain.grace_s + SHUTDOWN_MARGIN_S,
         health_check_period_s=2,
     )(Gateway)
