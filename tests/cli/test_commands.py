@@ -12,8 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ottserve import client as oc
-from ottserve.cli.connect import DEFAULT_TARGET, explain
+from ottserve.cli.connect import explain
 from ottserve.cli.main import app
+from ottserve.target import DEFAULT_TARGET
 
 COMMANDS = (
     *("serve", "settings", "generate", "chat", "info", "tokenize", "metrics", "wait-idle"),

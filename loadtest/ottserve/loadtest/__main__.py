@@ -10,35 +10,16 @@ import typer
 from pydantic import ValidationError
 
 from ottserve.loadtest.workload import Workload, read_workload
+from ottserve.target import DEFAULT_TARGET, CaFile, ClientCert, Target, Tls, Token
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
 WorkloadFile = Annotated[Path, typer.Argument(help="YAML file; loadtest/workloads has some.", exists=True)]
-Target = Annotated[str, typer.Option(help="Service to call, as host:port.", envvar="OTTSERVE_TARGET")]
-Token = Annotated[str | None, typer.Option(help="Bearer token.", envvar="OTTSERVE_TOKEN")]
-Tls = Annotated[bool, typer.Option("--tls", help="Encrypt; trusts the system's certificates.")]
-CaFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="Encrypt; trusts these PEM certificates.", exists=True, dir_okay=False, envvar="OTTSERVE_CA_FILE"
-    ),
-]
-ClientCert = Annotated[
-    Path | None,
-    typer.Option(
-        help="Encrypt, and show who calls: PEM certificate and key in one file.",
-        exists=True,
-        dir_okay=False,
-        envvar="OTTSERVE_CLIENT_CERT",
-    ),
-]
 DurationS = Annotated[float | None, typer.Option(help="Instead of the workload's.", min=0.1)]
 WarmUpS = Annotated[float | None, typer.Option(help="Instead of the workload's.", min=0)]
 Seed = Annotated[int | None, typer.Option(help="Instead of the workload's.", min=0)]
 ReportFile = Annotated[Path, typer.Argument(help="report.json of a run.", exists=True)]
 MasterPort = Annotated[int, typer.Option(help="Port between master and workers.")]
-
-DEFAULT_TARGET = "127.0.0.1:50051"
 
 
 @app.command("run")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ottserve import client as oc
+from ottserve.target import encryption
 
 Answer = TypeVar("Answer")
 
@@ -39,8 +40,7 @@ class Service:
 
     def connect(self) -> oc.Client:
         """A channel of its own: callers on one would share its connection and its flow control."""
-        roots, pair = (file.read_bytes() if file else None for file in (self.ca_file, self.client_cert))
-        tls = oc.Tls(roots, pair, pair) if self.tls or roots or pair else None  # each takes its blocks of the file
+        tls = encryption(self.tls, self.ca_file, self.client_cert)
         return oc.Client(self.target, token=self.token, tls=tls, retry=oc.RetryPolicy(max_attempts=1))
 
     def forget(self) -> None:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ottserve.cli.connect import DEFAULT_TARGET, CaFile, ClientCert, Target, Tls, Token, connection
+from ottserve.cli.connect import connection
+from ottserve.target import DEFAULT_TARGET, CaFile, ClientCert, Target, Tls, Token
 
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; default: the model's own.")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]

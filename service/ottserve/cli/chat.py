@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ottserve.cli.ask import MaxNewTokens, System, Temperature
-from ottserve.cli.connect import DEFAULT_TARGET, CaFile, ClientCert, Target, Tls, Token, connection
+from ottserve.cli.connect import connection
+from ottserve.target import DEFAULT_TARGET, CaFile, ClientCert, Target, Tls, Token
 
 if TYPE_CHECKING:
     from ottserve.client import Chat, Client, Options

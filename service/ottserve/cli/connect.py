@@ -6,36 +6,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from ottserve.target import encryption
+
 if TYPE_CHECKING:
     from ottserve.client import Client, ClientError
-    from ottserve.client import Tls as ClientTls
 
 INTERRUPTED = 130
-
-Target = Annotated[str, typer.Option(help="Server to call, as host:port.", envvar="OTTSERVE_TARGET")]
-Token = Annotated[str | None, typer.Option(help="Bearer token.", envvar="OTTSERVE_TOKEN")]
-Tls = Annotated[bool, typer.Option("--tls", help="Encrypt; trusts the system's certificates.")]
-CaFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="Encrypt; trusts these PEM certificates.", exists=True, dir_okay=False, envvar="OTTSERVE_CA_FILE"
-    ),
-]
-ClientCert = Annotated[
-    Path | None,
-    typer.Option(
-        help="Encrypt, and show who calls: PEM certificate and key in one file.",
-        exists=True,
-        dir_okay=False,
-        envvar="OTTSERVE_CLIENT_CERT",
-    ),
-]
-
-DEFAULT_TARGET = "127.0.0.1:50051"
 
 
 @contextmanager
@@ -52,16 +32,6 @@ def connection(
             fail(explain(error, target))
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-
-
-def encryption(tls: bool, ca_file: Path | None, client_cert: Path | None) -> ClientTls | None:
-    """What the options say of TLS; None is plain text."""
-    from ottserve.client import Tls
-
-    if not (tls or ca_file or client_cert):
-        return None
-    pair = client_cert.read_bytes() if client_cert else None  # each reader takes its own blocks of a PEM file
-    return Tls(ca_file.read_bytes() if ca_file else None, pair, pair)
 
 
 def explain(error: ClientError, target: str) -> str:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ottserve.cli.connect import DEFAULT_TARGET, CaFile, ClientCert, Target, Tls, Token, encryption
 from ottserve.cli.tables import print_table
+from ottserve.target import DEFAULT_TARGET, CaFile, ClientCert, Target, Tls, Token, encryption
 
 if TYPE_CHECKING:
     from ottserve.loadtest.fuzz import Fuzzing, Outcome

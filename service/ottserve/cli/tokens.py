@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ottserve.cli.connect import DEFAULT_TARGET, CaFile, ClientCert, Target, Tls, Token, connection
+from ottserve.cli.connect import connection
+from ottserve.target import DEFAULT_TARGET, CaFile, ClientCert, Target, Tls, Token
 
 
 def tokenize(
