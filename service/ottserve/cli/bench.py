@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ottserve.cli.connect import fail
-from ottserve.cli.evaluate import Device, Dtype, Model, Policies
+from ottserve.cli.evaluate import Policies
+from ottserve.cli.model import Device, Dtype, Model, load
 from ottserve.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -35,14 +36,11 @@ def bench(
 
     from ottserve.evaluation.bench import Benchmark, write_json
     from ottserve.evaluation.policies import parse_policies
-    from ottserve.workers.models.loading import load_model
-    from ottserve.workers.settings import ModelSettings
 
     try:
         rows = tuple(parse_policies(policies))
         wanted = Benchmark(rows, tuple(context or (256, 2048)), streams, new_tokens, rounds)
-        settings = ModelSettings.model_validate({"path": model, "dtype": dtype, "device": device})
-        loaded = load_model(settings, lambda message: typer.echo(message, err=True))
+        loaded = load(model, dtype, device)
         report = _with_progress(loaded, wanted)
         write_json(report, out)
     except (ValidationError, ValueError, OSError) as error:

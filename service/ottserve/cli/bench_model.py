@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ottserve.cli.connect import fail
+from ottserve.cli.model import Device, Dtype, Model, load
 from ottserve.cli.tables import print_table
 
 if TYPE_CHECKING:
     from ottserve.workers.models.loading import LoadedModel
 
-Model = Annotated[str, typer.Option(help="As the setting model.path.")]
-Dtype = Annotated[str, typer.Option(help="As the setting model.dtype.")]
-Device = Annotated[str, typer.Option(help="As the setting model.device.")]
 Out = Annotated[Path, typer.Option(help="JSON file of the figures.", dir_okay=False)]
 
 
@@ -116,15 +114,6 @@ def bench_host(
         print_table("idle, simulated device", host_exposed.COLUMNS, [each.cells for each in both])
     rows_of = zip(map(asdict, found), exposed, strict=True)
     finish("ottserve bench-host", loaded, [time | {"exposed": list(map(asdict, both))} for time, both in rows_of], out)
-
-
-def load(model: str, dtype: str, device: str) -> LoadedModel:
-    """The model that options name; raises ValueError as `load_model` does."""
-    from ottserve.workers.models.loading import load_model
-    from ottserve.workers.settings import ModelSettings
-
-    settings = ModelSettings.model_validate({"path": model, "dtype": dtype, "device": device})
-    return load_model(settings, lambda message: typer.echo(message, err=True))
 
 
 def finish(command: str, model: LoadedModel, rows: list[dict[str, Any]], out: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ottserve.cli.bench_model import Device, Dtype, Model, Out, finish, load
+from ottserve.cli.bench_model import Out, finish
 from ottserve.cli.connect import fail
+from ottserve.cli.model import Device, Dtype, Model, load
 from ottserve.cli.tables import print_table
 
 

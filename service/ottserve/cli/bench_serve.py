@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ottserve.cli.connect import fail
-from ottserve.cli.evaluate import Device, Dtype, Model, Policies
+from ottserve.cli.evaluate import Policies
+from ottserve.cli.model import Device, Dtype, Model
 from ottserve.cli.tables import print_table
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ottserve.cli.connect import fail
-from ottserve.cli.evaluate import Device, Dtype, Model, Text
+from ottserve.cli.evaluate import Text
+from ottserve.cli.model import Device, Dtype, Model, load
 from ottserve.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -51,12 +52,9 @@ def calibrate(
     from ottserve.evaluation.recall import recall_text
     from ottserve.evaluation.texts import tokenise
     from ottserve.workers.kv.table import resolve_spec
-    from ottserve.workers.models.loading import load_model
-    from ottserve.workers.settings import ModelSettings
 
     try:
-        settings = ModelSettings.model_validate({"path": model, "dtype": dtype, "device": device})
-        loaded = load_model(settings, lambda message: typer.echo(message, err=True))
+        loaded = load(model, dtype, device)
         spec = resolve_spec(_wanted(policy), loaded.shape)
         tokenizer = Tokenizer.from_str(loaded.tokenizer.tokenizer_json)
         texts = [tokenise(path, tokenizer, tokens, from_token) for path in text]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ottserve.cli.connect import fail
+from ottserve.cli.model import Device, Dtype, Model, load
 from ottserve.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ Text = Annotated[
 ]
 Policy = Annotated[str, typer.Option(help="The cache, as a row of `ottserve evaluate`.")]
 FromToken = Annotated[int, typer.Option(help="First token of each text.", min=0)]
-Model = Annotated[str, typer.Option(help="As the setting model.path.")]
-Dtype = Annotated[str, typer.Option(help="As the setting model.dtype.")]
-Device = Annotated[str, typer.Option(help="As the setting model.device.")]
 DEFAULT_POLICY = "ott:preset=smallest"
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -129,12 +127,8 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
 
 def _load(policy: str, path: str, dtype: str, device: str) -> tuple[CacheSettings, LoadedModel]:
     from ottserve.evaluation.policies import parse_policy
-    from ottserve.workers.models.loading import load_model
-    from ottserve.workers.settings import ModelSettings
 
-    cache = parse_policy(policy).cache
-    settings = ModelSettings.model_validate({"path": path, "dtype": dtype, "device": device})
-    return cache, load_model(settings, lambda message: typer.echo(message, err=True))
+    return parse_policy(policy).cache, load(path, dtype, device)
 
 
 def _spans(model: LoadedModel, path: Path, from_token: int, num_tokens: int, length: int) -> list[Span]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ottserve.cli.connect import fail
+from ottserve.cli.model import Device, Dtype, Model, load
 from ottserve.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ Text = Annotated[
 Policies = Annotated[
     str, typer.Option(help="Rows with blanks between, any cache setting overridden: 'kivi ott ott:k_bits=4,pool=8'.")
 ]
-Model = Annotated[str, typer.Option(help="As the setting model.path.")]
-Dtype = Annotated[str, typer.Option(help="As the setting model.dtype.")]
-Device = Annotated[str, typer.Option(help="As the setting model.device.")]
 
 
 def evaluate(
@@ -51,14 +49,11 @@ def evaluate(
 
     from ottserve.evaluation.policies import parse_policies
     from ottserve.evaluation.quality import Evaluation
-    from ottserve.workers.models.loading import load_model
-    from ottserve.workers.settings import ModelSettings
 
     try:
         rows = tuple(parse_policies(policies))
         wanted = Evaluation(tuple(text), rows, tokens, out, pictures or out, attention, simulate)
-        settings = ModelSettings.model_validate({"path": model, "dtype": dtype, "device": device})
-        loaded = load_model(settings, lambda message: typer.echo(message, err=True))
+        loaded = load(model, dtype, device)
         outcomes = _with_progress(loaded, wanted)
     except (ValidationError, ValueError, OSError) as error:
         fail(str(error))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ottserve.cli.bars import counted
 from ottserve.cli.connect import fail
-from ottserve.cli.evaluate import Device, Model
+from ottserve.cli.model import Device, Model, load
 from ottserve.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ def experiments(
 
     from ottserve.evaluation.experiments import catalogue
     from ottserve.evaluation.experiments.suite import Suite
-    from ottserve.workers.models.loading import load_model
-    from ottserve.workers.settings import ModelSettings
 
     try:
         chosen = catalogue.experiments(names or [])
@@ -50,8 +49,7 @@ def experiments(
                 typer.echo(f"{experiment.name}: {experiment.question} {len(experiment.rows)} rows.")
             return
         suite = Suite(chosen, tuple(text or ()), tokens, out, with_recall=recall)
-        settings = ModelSettings.model_validate({"path": model, "dtype": "float32", "device": device})
-        loaded = load_model(settings, lambda message: typer.echo(message, err=True))
+        loaded = load(model, "float32", device)
         tables = _with_progress(loaded, suite)
     except (ValidationError, ValueError, OSError) as error:
         fail(str(error))
@@ -61,17 +59,7 @@ def experiments(
 
 
 def _with_progress(model: LoadedModel, suite: Suite) -> list[Table]:
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress
-
     from ottserve.evaluation.experiments.suite import run_suite
 
-    console = Console(stderr=True)
-    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as progress:
-        task = progress.add_task("rows", total=suite.num_rows)
-        return run_suite(
-            model,
-            suite,
-            begin=lambda name: progress.update(task, description=name),
-            advance=lambda: progress.advance(task),
-        )
+    with counted("rows", suite.num_rows) as (begin, advance):
+        return run_suite(model, suite, begin=begin, advance=lambda: advance(1))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ottserve.cli.connect import fail
-from ottserve.cli.evaluate import Device, Dtype, Model
+from ottserve.cli.model import Device, Dtype, Model, load
 from ottserve.cli.tables import print_table
 
 
@@ -29,13 +29,10 @@ def latency(
     from ottserve.evaluation.environment import environment, model_name
     from ottserve.evaluation.latency import COLUMNS, rows, waits
     from ottserve.evaluation.policies import parse_policy
-    from ottserve.workers.models.loading import load_model
-    from ottserve.workers.settings import ModelSettings
 
     try:
         row = parse_policy(policy)
-        settings = ModelSettings.model_validate({"path": model, "dtype": dtype, "device": device})
-        loaded = load_model(settings, lambda message: typer.echo(message, err=True))
+        loaded = load(model, dtype, device)
         found = waits(loaded, row, tokens, streams, rounds)
     except (ValidationError, ValueError, OSError) as error:
         fail(str(error))

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ottserve.cli.bars import counted
 from ottserve.cli.connect import fail
-from ottserve.cli.evaluate import Device, Dtype, Model, Policies
+from ottserve.cli.evaluate import Policies
+from ottserve.cli.model import Device, Dtype, Model, load
 from ottserve.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -49,14 +51,11 @@ def tasks(
     from ottserve.evaluation.policies import parse_policies
     from ottserve.evaluation.tasks.catalogue import Wanted, make_tasks, possible
     from ottserve.evaluation.tasks.suite import Suite
-    from ottserve.workers.models.loading import load_model
-    from ottserve.workers.settings import ModelSettings
 
     try:
         wanted = Wanted(text, problems, tuple(sorted(length or (512, 1024, 2048, 3072))), repeats, prompts)
         suite = Suite(make_tasks(names or possible(wanted), wanted), tuple(parse_policies(policies)), out)
-        settings = ModelSettings.model_validate({"path": model, "dtype": dtype, "device": device})
-        loaded = load_model(settings, lambda message: typer.echo(message, err=True))
+        loaded = load(model, dtype, device)
         tables = _with_progress(loaded, suite)
     except (ValidationError, ValueError, OSError) as error:
         fail(str(error))
@@ -66,17 +65,7 @@ def tasks(
 
 
 def _with_progress(model: LoadedModel, suite: Suite) -> list[TaskTable]:
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress
-
     from ottserve.evaluation.tasks.suite import run_suite
 
-    console = Console(stderr=True)
-    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as progress:
-        bar = progress.add_task("cases", total=suite.num_cases)
-        return run_suite(
-            model,
-            suite,
-            begin=lambda task, row: progress.update(bar, description=f"{task.name}, {row.name}"),
-            advance=lambda num_cases: progress.advance(bar, num_cases),
-        )
+    with counted("cases", suite.num_cases) as (begin, advance):
+        return run_suite(model, suite, begin=lambda task, row: begin(f"{task.name}, {row.name}"), advance=advance)
