@@ -18,7 +18,7 @@ RAY_ENVIRONMENT: dict[str, str] = {
 }
 
 GATEWAY_ENVIRONMENT: dict[str, str] = RAY_ENVIRONMENT | {
-    # A gateway has forty threads that allocate little. Each with an arena of its own, glibc takes memory for more than
-    # an hour of load; with two the gateway levels off within minutes, and is 6 MiB smaller (docs/operations.md).
+    # A gateway has forty threads that allocate little. Each with an arena of its own, they take memory for many minutes
+    # of load; with two arenas the gateway levels off sooner, at less (docs/operations.md has the figures).
     "MALLOC_ARENA_MAX": "2",
 }
