@@ -232,7 +232,6 @@ class Requests(RuleBasedStateMachine):
         begun = Begun(
             plan, list(self.scheduler.begin(plan)), list(self.twin.begin(plan)), sampled[: len(plan.sampling)]
         )
-        self.carry_out()
         for key in plan.sampling:
             self.tokens.setdefault(key, list(self.live[key.request_id].prompt_ids))
         return begun
@@ -252,7 +251,6 @@ class Requests(RuleBasedStateMachine):
                 self.take(SampleKey(event.request_id, event.index), token_id, event.finish)
             if token_id != begun.chosen[place]:
                 self.take_back(begun.sequences[place], begun.twins[place])
-        self.carry_out()
 
     def take_back(self, sequence: Sequence | None, twin: Sequence | None) -> None:
         begun = self.begun
@@ -268,6 +266,7 @@ class Requests(RuleBasedStateMachine):
             self.twin_store.take_back(sequence.lease.slot_id)
 
     def plan(self) -> StepPlan:
+        self.carry_out()
         before = set(self.scheduler._running), self.scheduler.num_preemptions
         others_decode = any(s.is_decoding and not self.pauses(s) for s in self.scheduler._running.values())
         plan = self.scheduler.plan()

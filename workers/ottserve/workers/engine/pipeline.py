@@ -80,6 +80,8 @@ class Pipeline:
             events += self._land(step)
         if self._scheduler.is_idle:
             self._begun = None  # whatever the device still computes is nobody's
+        if self._begun is None:
+            self._move()
         return events
 
     def _take_begun(self) -> _Step | None:
@@ -92,20 +94,25 @@ class Pipeline:
         Args:
             before: the step that has begun, some of whose tokens this one may take.
         """
+        self._move()
         plan = self._scheduler.plan()
         if plan.is_empty:
             return []
         requests = {part.request_id: self._requests.live[part.request_id] for part in plan.parts}
         try:
-            self._computer.move(self._scheduler.take_moves())
+            self._move()
             flight = self._computer.launch(plan, requests, None if before is None else before.flight)
             self._begun = _Step(plan, flight, list(self._scheduler.begin(plan)), requests)
-            self._computer.move(self._scheduler.take_moves())
         except Exception as error:
             log.exception("launch_failed", num_sequences=len(plan.parts), num_tokens=plan.num_tokens)
             self._begun = None
             return self._fail(requests, error)
         return []
+
+    def _move(self) -> None:
+        """Carry out what has been decided since. A snapshot waits for the step that has begun, and so must not keep
+        back what came of the one before: it is taken when that has been told, before the next plan."""
+        self._computer.move(self._scheduler.take_moves())
 
     def _land(self, step: _Step) -> list[Event]:
         """Wait for a step, and put plan and tokens together."""
@@ -114,9 +121,7 @@ class Pipeline:
         except Exception as error:
             log.exception("step_failed", num_sequences=len(step.plan.parts), num_tokens=step.plan.num_tokens)
             return self._fail(step.requests, error)
-        events = self._commit(step, computed)
-        self._computer.move(self._scheduler.take_moves())
-        return events
+        return self._commit(step, computed)
 
     def _commit(self, step: _Step, computed: Computed) -> list[Event]:
         """Advance the sequences of a step, and tell what came of it."""
@@ -130,7 +135,9 @@ class Pipeline:
         events += [(name, TextChunk(name, "", (), prompt_logprobs=piece)) for name, piece in told.items()]
         committed = self._scheduler.commit(step.sequences, [token.token_id for token in computed.tokens])
         self.last_step_at = self._now()
-        self.tally.record(step.plan, len(committed) - committed.count(None), self.last_step_at)
+        self.tally.record(
+            step.plan, len(committed) - committed.count(None), self.last_step_at, replayed=step.flight.replayed
+        )
         for sequence, token in zip(step.sequences, computed.tokens, strict=True):
             if sequence is not None and not token.is_on_device:
                 self._take_back(sequence)
