@@ -6,6 +6,7 @@ moment ago still holds what it held. `Snapshot` and `SavedSequence` stand for te
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -19,15 +20,20 @@ class Snapshot:
             no head was frozen. A frozen head does not tell since when it is, only that its last outlier came before.
         tensors: what was taken; None until then, or if it failed.
         num_bytes: of host memory that it takes.
+        settle: to be called before anything but these bytes is read, where the tensors are still on their way; waits
+            for them.
     """
 
     num_pages: int
     num_certain_pages: int = 0
     tensors: object = None
     num_bytes: int = 0
+    settle: Callable[[], None] | None = None
 
     def restores(self, num_pages: int) -> bool:
         """Whether a sequence can begin behind this many leading pages of the chain."""
+        if self.settle is not None:
+            self.settle()
         return self.tensors is not None and (num_pages <= self.num_certain_pages or num_pages == self.num_pages)
 
 
