@@ -60,6 +60,7 @@ def test_prompt_and_answer_make_up_the_context_and_are_equally_long_for_all_poli
     assert tasks[0].num_answer == 32 + 3 * num_chunks + most // 2 + 256
     asked = replace(BOUNDS, num_answer=500)
     assert plan_starts(ROWS, SPECS, parse_points("fullx4k"), asked)[0][0].tasks[0].num_prompt == 3596
+    assert plan_starts(ROWS, SPECS, parse_points("1x600"), asked)[0][0].tasks[0].num_prompt == 300
 
 
 def test_contexts_that_fill_the_memory_have_a_start_each_and_others_their_own_where_none_holds_them() -> None:
@@ -72,8 +73,7 @@ def test_contexts_that_fill_the_memory_have_a_start_each_and_others_their_own_wh
 
 def test_what_can_not_be_measured_is_left_out_with_the_reason() -> None:
     held = _held(SPECS["fp16"], 8192)
-    bounds = replace(BOUNDS, num_answer=100)
-    starts, skipped = plan_starts(ROWS, SPECS, parse_points(f"1x16k {held + 1}x8k 1x100 1x1k"), bounds)
+    starts, skipped = plan_starts(ROWS, SPECS, parse_points(f"1x16k {held + 1}x8k 1x100 1x1k"), BOUNDS)
     assert skipped == [
         Skipped("fp16", "1x16384", "the model has positions for 8,192 tokens"),
         Skipped("fp16", f"{held + 1}x8192", f"0.06 GiB hold {held} such sequences"),
@@ -81,5 +81,5 @@ def test_what_can_not_be_measured_is_left_out_with_the_reason() -> None:
         Skipped("ott", "1x16384", "the model has positions for 8,192 tokens"),
         Skipped("ott", "1x100", skipped[2].reason),
     ]
-    assert skipped[2].reason.startswith("1 sequences need 100 tokens of answer")
+    assert skipped[2].reason.startswith("1 sequences need 291 tokens of answer")
     assert [len(start.tasks) for start in starts] == [1, 2]

@@ -28,7 +28,7 @@ class Bounds:
         context_length: the model's.
         tokens_per_step: as the setting scheduler.max_tokens_per_step.
         num_new: tokens of each sequence that are timed.
-        num_answer: tokens that each sequence may say; None for as many as should be enough.
+        num_answer: tokens that each sequence may say, half of its context at most; None: as many as should be enough.
         offered_running: slots where requests come at a rate and nothing else asks for slots.
     """
 
@@ -100,7 +100,7 @@ def _num_answer(point: Decode, rows: Sequence[PolicyRow], specs: Mapping[str, KV
         except ValueError:
             continue
     if bounds.num_answer is not None:
-        return bounds.num_answer
+        return min(bounds.num_answer, point.context // 2)
     num_chunks = -(-most * point.context // bounds.tokens_per_step)
     return bounds.num_new + STEPS_A_CHUNK * num_chunks + int(STEPS_A_REQUEST * most) + SLACK_TOKENS
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ottserve.workers.core.moves import Move
+from ottserve.workers.core.moves import Move, TakeSnapshot
 from ottserve.workers.engine.graphs import DecodeGraphs
+from ottserve.workers.engine.snapshots import Snapshots
 from ottserve.workers.kv.moves import carry_out
 from ottserve.workers.kv.open_step import OpenStep
 from ottserve.workers.kv.step import StepTensors
@@ -24,7 +25,7 @@ class Runner:
         open_step: makes what a step does with the cache; another than the usual one looks on.
 
     Attributes:
-        num_replays: steps that replayed a captured graph.
+        replayed: whether the last step replayed a captured graph.
     """
 
     def __init__(
@@ -33,9 +34,10 @@ class Runner:
         store: KVStore,
         open_step: Callable[[KVStore, StepTensors], OpenStep] = OpenStep,
     ) -> None:
-        self.num_replays = 0
+        self.replayed = False
         self._model = model
         self._store = store
+        self._snapshots = Snapshots(store)
         self._open_step = open_step
         self._graphs: DecodeGraphs | None = None
 
@@ -45,8 +47,13 @@ class Runner:
         self._graphs = DecodeGraphs(self._forward_padding, max_rows, max_pages, self._store.device)
 
     def move(self, moves: Iterable[Move]) -> None:
-        """Do to stored keys and values what the scheduler decided outside of a step."""
-        carry_out(self._store, moves)
+        """Do to stored keys and values what the scheduler decided outside of a step. Snapshots are not waited for."""
+        self._snapshots.settle()
+        for move in moves:
+            if isinstance(move, TakeSnapshot):
+                self._snapshots.take(move.slot_id, move.snapshot)
+            else:
+                carry_out(self._store, (move,))
 
     @torch.inference_mode()
     def run(self, step: StepTensors) -> Tensor:
@@ -56,11 +63,9 @@ class Runner:
             Logits `[S, V]` of the rows that choose a token, in the model's dtype; valid until the next step.
         """
         kv = self._open_step(self._store, step)
-        if self._graphs is not None and self._graphs.takes(step):
-            logits = self._graphs.replay(step)
-            self.num_replays += 1
-        else:
-            logits = self._forward(step, kv)
+        graphs = self._graphs if self._graphs is not None and self._graphs.takes(step) else None
+        self.replayed = graphs is not None
+        logits = self._forward(step, kv) if graphs is None else graphs.replay(step)
         kv.close()
         return logits
 
@@ -72,6 +77,7 @@ class Runner:
             Logits `[S, V]`, and what the model knew at each row of the step, `[T, H]`, from which `head` makes logits.
         """
         kv = self._open_step(self._store, step)
+        self.replayed = False
         output = self._model.base_model(
             input_ids=step.token_ids, position_ids=step.position_ids, use_cache=False, kv=kv
         )
