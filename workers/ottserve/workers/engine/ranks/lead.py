@@ -15,6 +15,7 @@ from ottserve.workers.engine.ranks.crew import Crew, RankLost
 from ottserve.workers.engine.ranks.moves import Names, settle, taken
 from ottserve.workers.engine.ranks.steps import Outline, broadcast, outline
 from ottserve.workers.engine.runner import Runner
+from ottserve.workers.kv.moves import carry_out
 from ottserve.workers.kv.step import StepTensors
 from ottserve.workers.kv.store import KVStore
 
@@ -73,12 +74,12 @@ class LeadRunner(Runner):
             return super().run_keeping_hidden(step)
 
     def move(self, moves: Iterable[Move]) -> None:
-        """See `Runner.move`."""
+        """See `Runner.move`; snapshots are waited for, since all ranks have to agree on them."""
         todo: Sequence[Move] = tuple(moves)
         if not todo:
             return
         with self._together(self._names.encode(todo)):
-            super().move(todo)
+            carry_out(self._store, todo)
             if taken(todo):
                 settle(todo, self._crew.hear())
 
