@@ -15,6 +15,8 @@ from ottserve.workers.engine.runner import Runner
 from ottserve.workers.kv.step import ChunkPages, Chunks, StepTensors
 from ottserve.workers.kv.store import KVStore
 
+DUMMY_PAGE = 0
+
 
 class UnreadRunner(Runner):
     """Computes decode steps alone, once there are pages to read."""
@@ -32,8 +34,9 @@ class UnreadRunner(Runner):
         if self._is_filled:
             return self._logits.expand(len(step.sampled_rows), -1)
         logits = super().run(step)
-        if step.chunks.pages is not None:
-            _fill(self._store, step.chunks, step.chunks.pages)
+        pages = step.chunks.pages
+        if pages is not None and int(pages.page_ids[0]) != DUMMY_PAGE:  # a step that warms up has that one alone
+            _fill(self._store, step.chunks, pages)
             self._is_filled = True
         return logits
 
