@@ -17,7 +17,19 @@ from ottserve import client as oc
 from ottserve.cli.ports import free_port
 from ottserve.loadtest.faults import ENVIRONMENT, SETTINGS, do
 from ottserve.loadtest.local import GATEWAY, LocalService, local_service
-from ottserve.loadtest.observe import ONE_TRY, SHORT, connect, finished, open_streams, ready, serves, until, whole
+from ottserve.loadtest.observe import (
+    NUM_REPLICAS,
+    ONE_TRY,
+    SHORT,
+    connect,
+    finished,
+    open_streams,
+    ready,
+    serves,
+    until,
+    whole,
+)
+from ottserve.loadtest.scrape import scrape
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -45,6 +57,16 @@ async def test_callers_see_what_they_were_promised(fault: str, service: LocalSer
     times = await do(fault, service)
     late = {event: times[event] for event, most in BOUNDS[fault].items() if times[event] > most}
     assert not late, f"{late}, bounds {BOUNDS[fault]}"
+
+
+async def test_two_replicas_are_told_apart(service: LocalService) -> None:
+    """Each has a page of its own, and says there which it is."""
+    async with connect(service) as client:
+        await whole(client, service)
+        names = {load.replica_id for load in await client.load()}
+    told = [labels["replica_id"] for name, labels, _ in scrape(service.metrics_url) if name == "ottserve_replica_info"]
+    assert set(told) == names
+    assert len(told) == len(names) == NUM_REPLICAS
 
 
 @pytest.fixture(scope="module")
