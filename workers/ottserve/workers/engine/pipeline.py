@@ -110,8 +110,8 @@ class Pipeline:
         return []
 
     def _move(self) -> None:
-        """Carry out what has been decided since. Some of it waits for the step that has begun, and so must not keep back
-        what came of the one before: it is done when that has been told, before the next plan."""
+        """Carry out what has been decided since. Some of it waits for the step that has begun, and so must not keep
+        back what came of the one before: it is done when that has been told, before the next plan."""
         self._computer.move(self._scheduler.take_moves())
 
     def _land(self, step: _Step) -> list[Event]:
