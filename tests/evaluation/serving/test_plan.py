@@ -73,13 +73,13 @@ def test_contexts_that_fill_the_memory_have_a_start_each_and_others_their_own_wh
 
 def test_what_can_not_be_measured_is_left_out_with_the_reason() -> None:
     held = _held(SPECS["fp16"], 8192)
-    starts, skipped = plan_starts(ROWS, SPECS, parse_points(f"1x16k {held + 1}x8k 1x100 1x1k"), BOUNDS)
+    starts, skipped = plan_starts(ROWS, SPECS, parse_points(f"1x16k {held + 1}x8k 1x40 1x1k"), BOUNDS)
     assert skipped == [
         Skipped("fp16", "1x16384", "the model has positions for 8,192 tokens"),
         Skipped("fp16", f"{held + 1}x8192", f"0.06 GiB hold {held} such sequences"),
-        Skipped("fp16", "1x100", skipped[2].reason),
+        Skipped("fp16", "1x40", skipped[2].reason),
         Skipped("ott", "1x16384", "the model has positions for 8,192 tokens"),
-        Skipped("ott", "1x100", skipped[2].reason),
+        Skipped("ott", "1x40", skipped[2].reason),
     ]
-    assert skipped[2].reason.startswith("1 sequences need 291 tokens of answer")
+    assert skipped[2].reason.startswith("1 sequences need 40 tokens of answer")
     assert [len(start.tasks) for start in starts] == [1, 2]

@@ -16,7 +16,7 @@ from ottserve.workers.core.sizing import size_cache
 
 MOST_RUNNING = 1024  # as the setting scheduler.max_running
 STEPS_A_CHUNK, STEPS_A_REQUEST = 3, 0.5  # that may pass until the next one, while the host takes in a request
-SLACK_TOKENS = 256  # that come while the caller looks at the metrics
+SLACK_TOKENS, SLACK_SHARE = 256, 8  # that come while the caller looks at the metrics; of a context, an eighth at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,9 @@ def _num_answer(point: Decode, rows: Sequence[PolicyRow], specs: Mapping[str, KV
             continue
     if bounds.num_answer is not None:
         return min(bounds.num_answer, point.context // 2)
+    slack = min(SLACK_TOKENS, point.context // SLACK_SHARE)
     num_chunks = -(-most * point.context // bounds.tokens_per_step)
-    return bounds.num_new + STEPS_A_CHUNK * num_chunks + int(STEPS_A_REQUEST * most) + SLACK_TOKENS
+    return bounds.num_new + STEPS_A_CHUNK * num_chunks + int(STEPS_A_REQUEST * most) + slack
 
 
 def _task(point: Point, spec: KVSpec, answers: Mapping[Decode, int], bounds: Bounds) -> Task:
