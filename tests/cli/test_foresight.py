@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -118,6 +119,25 @@ def test_the_bundled_model_is_known_by_its_header() -> None:
     assert outline is not None
     assert (outline.shape, outline.context_length) == (ModelShape(30, 9, 3, 64), 8192)
     check_replicas(read_settings(None, []), 1)
+
+
+def test_a_gguf_calls_architectures_by_other_names(tmp_path: Path) -> None:
+    """Such as gemma3 for gemma3_text: whether it is served, the replica says."""
+    file = tmp_path / "model.gguf"
+    numbers = {"block_count": 4, "attention.head_count": 8, "attention.head_count_kv": 2, "attention.key_length": 64}
+    fields = [text("general.architecture") + struct.pack("<I", 8) + text("gemma3")]
+    for name, value in (numbers | {"embedding_length": 512, "context_length": 1000}).items():
+        fields.append(text(f"gemma3.{name}") + struct.pack("<II", 4, value))
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(fields)) + b"".join(fields))
+    outline = read_outline(find_source(str(file)))
+    assert outline is not None
+    assert outline.shape == ModelShape(4, 8, 2, 64)
+    check_replicas(read_settings(None, ["--model.path", str(file)]), 2)
+    assert "model.max_context=1001" in refusal("--model.path", str(file), "--model.max_context=1001")
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"GGML" + bytes(40), b"GGUF" + bytes(12) + b"\xff" * 24])

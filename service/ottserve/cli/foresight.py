@@ -46,7 +46,8 @@ def _check_model(model: FurtherModel) -> None:
 
 
 def _check_over(model: EngineSettings, outline: Outline) -> None:
-    refuse_architecture(outline.config)
+    if outline.config is not None:
+        refuse_architecture(outline.config)
     asked, own, ranks = model.model.max_context, outline.context_length, model.model.tensor_parallel
     if asked and asked > own:
         raise ValueError(f"model.max_context={asked}: the model has positions for {own} tokens")

@@ -37,11 +37,11 @@ class Outline:
     """As much of a model as its configuration says outright; what it leaves to defaults is not guessed.
 
     Attributes:
-        config: its fields under transformers' names, as far as they are there.
+        config: its fields, as far as they are there; None for a GGUF file, which calls architectures by other names.
         shape: of its cache, without what only the weights tell.
     """
 
-    config: SimpleNamespace
+    config: SimpleNamespace | None
     shape: ModelShape
     context_length: int
 
@@ -61,7 +61,7 @@ def read_outline(source: ModelSource) -> Outline | None:
     if not said >= NEEDED or not ("head_dim" in said or fields.get("model_type") in HEADS_SHARE_THE_WIDTH):
         return None
     config: Any = SimpleNamespace(**{"architectures": None, "is_encoder_decoder": False} | fields)
-    return Outline(config, model_shape(config), config.max_position_embeddings)
+    return Outline(None if source.gguf_file else config, model_shape(config), config.max_position_embeddings)
 
 
 def _gguf_fields(file: BinaryIO) -> dict[str, Any]:
