@@ -19,6 +19,7 @@ from ray.serve.exceptions import (
 )
 from ray.serve.handle import DeploymentResponseGenerator
 
+from ottserve.service import ray_replicas
 from ottserve.service.ray_replicas import RayReplicas, as_ottserve_error
 from ottserve.service.settings import RoutingSettings
 from ottserve.workers import api
@@ -194,11 +195,12 @@ class Late:
 
     def __init__(self, *answers: Any) -> None:
         self._answers = answers
+        self.deployment_id = "none"
 
     def options(self, **options: Any) -> Any:
         return self
 
-    def broadcast(self, method: str) -> Any:
+    def broadcast(self, method: str, *args: Any) -> Any:
         return self
 
     async def _fetch_replica_results_async(self) -> list[Any]:
@@ -220,3 +222,23 @@ async def test_when_all_are_late_none_is_there() -> None:
     handle: Any = Late(None, None)
     with pytest.raises(api.Unavailable):
         await RayReplicas(handle, RoutingSettings(), answer_timeout_s=0.05).metrics_addresses()
+
+
+@pytest.mark.parametrize("found", [True, False])
+async def test_an_abort_asks_those_that_left_where_no_other_has_it(
+    monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    async def ask(handle: Any, method: str, request_id: str, timeout_s: float) -> list[api.AbortResult]:
+        return [api.AbortResult(request_id, found)]
+
+    monkeypatch.setattr(ray_replicas, "ask_leaving", ask)
+    for there in ((), (api.AbortResult("r", False),)):
+        handle: Any = Late(*there)
+        replicas = RayReplicas(handle, RoutingSettings(), answer_timeout_s=0.05)
+        assert await replicas.abort("r") == api.AbortResult("r", found)
+
+
+async def test_an_abort_that_nobody_can_answer_is_unavailable() -> None:
+    handle: Any = Late()
+    with pytest.raises(api.Unavailable):
+        await RayReplicas(handle, RoutingSettings(), answer_timeout_s=0.05).abort("r")
