@@ -8,7 +8,7 @@ from typing import Any
 
 from ottserve.evaluation.plots import DPI, panels
 from ottserve.evaluation.serving.points import Decode, Offered, parse_points
-from ottserve.evaluation.serving.results import ENGINE, SERVICE
+from ottserve.evaluation.serving.results import ENGINE
 from ottserve.evaluation.serving.summary import Spread, Summary
 
 
@@ -36,25 +36,27 @@ def draw(summaries: Sequence[Summary], path: Path) -> None:
         panel.grid(alpha=0.3)
         if panel.has_data():
             panel.legend(fontsize="x-small")
+        else:
+            panel.set_axis_off()
     figure.savefig(path, dpi=DPI)
 
 
 def _decodes(row: Any, summaries: Sequence[Summary], policy: str, color: str) -> None:
     """Tokens a second by context, a line for each number of sequences and system; sequences where memory is full."""
     lines: dict[tuple[str, int | None], list[tuple[int, Spread]]] = {}
-    held: list[tuple[int, Spread]] = []
+    held: dict[int, Spread] = {}
     for summary in summaries:
         (point,) = parse_points(summary.point)
         rate, sequences = summary.spread("tokens_per_s"), summary.spread("sequences")
         if isinstance(point, Decode) and rate is not None:
             lines.setdefault((summary.system, point.num_sequences), []).append((point.context, rate))
-            if point.num_sequences is None and summary.system == SERVICE and sequences is not None:
-                held.append((point.context, sequences))
+            if point.num_sequences is None and sequences is not None:
+                held[point.context] = held.get(point.context, sequences)
     for (system, number), marks in lines.items():
         label = f"{policy}, {'full' if number is None else number}{', engine' if system == ENGINE else ''}"
         _plot(row[0], marks, label, color, "--" if system == ENGINE else "-", "s" if number is None else "o")
     if held:
-        _plot(row[1], held, policy, color, "-", "s")
+        _plot(row[1], list(held.items()), policy, color, "-", "s")
 
 
 def _offered(row: Any, summaries: Sequence[Summary], policy: str, color: str) -> None:

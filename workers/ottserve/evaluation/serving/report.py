@@ -98,6 +98,9 @@ def _notes(summaries: Sequence[Summary]) -> Iterator[str]:
     )
     yield ""
     for summary in summaries:
+        shared = sum(figures.cached_tokens or 0 for figures in summary.repeats)
+        if shared:
+            yield f"- {summary.system}, {summary.policy} at {summary.point}: {shared:,} tokens of prompts were cached."
         for error in dict.fromkeys(summary.errors):
             yield f"- {summary.system}, {summary.policy} at {summary.point} failed: {error}."
 
