@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ottserve.evaluation.policies import parse_policies
-from ottserve.evaluation.serving.plan import Bounds, Skipped, plan_starts
+from ottserve.evaluation.serving.plan import Bounds, Skipped, Task, _holds, plan_starts
 from ottserve.evaluation.serving.points import Decode, Offered, parse_points
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.kv.shape import ModelShape
@@ -83,3 +83,12 @@ def test_what_can_not_be_measured_is_left_out_with_the_reason() -> None:
     ]
     assert skipped[2].reason.startswith("1 sequences need 40 tokens of answer")
     assert [len(start.tasks) for start in starts] == [1, 2]
+
+
+def test_a_start_holds_others_in_what_its_slots_leave() -> None:
+    spec, task = SPECS["ott"], Task(Decode(3, 4096), 3, 4000, 96)
+    num_pages = 3 * spec.sealed_pages(4096)
+    least = 11 * spec.slot_bytes + (num_pages + 1) * spec.page_bytes
+    assert _holds(spec, 10, task, replace(BOUNDS, memory_bytes=least))
+    assert not _holds(spec, 10, task, replace(BOUNDS, memory_bytes=least - 1))
+    assert not _holds(spec, 2, task, replace(BOUNDS, memory_bytes=2 * least))
