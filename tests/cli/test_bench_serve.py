@@ -38,7 +38,7 @@ def _choose(**options: Any) -> Wanted:
         "offered": (64, 16, 5.0),
         "point_timeout_s": 60,
         "limit_s": None,
-        "points_by_device": POINTS,
+        "default_points": POINTS,
     }
     return choose(**given | options)
 
@@ -59,7 +59,8 @@ def test_settings_of_a_start_are_those_of_the_service_and_of_its_engine_alike() 
 
 def test_what_random_weights_and_unread_prompts_are_is_said() -> None:
     assert _choose().about["model"] == "random:llama-tiny: random weights, answers mean nothing"
-    unread = _choose(model="random:llama-tiny:unread")
+    unread = _choose(model="random:llama-tiny:unread", points=None)
+    assert (unread.about["points"], _choose(points=None).about["points"]) == (POINTS["unread"], POINTS["cpu"])
     assert "prompts are not computed" in unread.about["model"]
     assert (unread.reads_prompts, _choose().reads_prompts) == (False, True)
 

@@ -83,7 +83,7 @@ def choose(
     offered: tuple[int, int, float],
     point_timeout_s: float,
     limit_s: float | None,
-    points_by_device: Mapping[str, str],
+    default_points: Mapping[str, str],
 ) -> Wanted:
     """Fill in what was left open. Arguments are those of the command.
 
@@ -104,7 +104,7 @@ def choose(
         num_answer=answer_tokens,
     )
     extra = dict(_setting(text) for text in setting)
-    named = points or points_by_device[kind]
+    named = points or default_points["unread" if model.endswith(UNREAD) else kind]
     starts, skipped = plan_starts(
         rows, {row.name: resolve_spec(row.cache, shape) for row in rows}, parse_points(named), bounds
     )
