@@ -51,9 +51,11 @@ class Flight:
 
     Attributes:
         chosen: int64 on the device, the tokens of `plan.sampling`, with which a next step can go on.
+        replayed: whether it replayed a captured graph.
     """
 
     chosen: Tensor
+    replayed: bool
     forms: list[Tensor | OttserveError | None]
     sampled: Sampled
     is_finite: int
@@ -120,7 +122,16 @@ class Computer:
         if choice.needs_logits:
             logits = logits.clone()  # a next step may have overwritten them when the tokens of this one are read
         sampled = self._sampler.sample(logits, choice, sent, readout)
-        return Flight(sampled.token_ids, forms, sampled, is_finite, count_corrected, read_pieces, readout.send())
+        return Flight(
+            sampled.token_ids,
+            self._runner.replayed,
+            forms,
+            sampled,
+            is_finite,
+            count_corrected,
+            read_pieces,
+            readout.send(),
+        )
 
     def _correct(
         self, plan: StepPlan, logits: Tensor, rows: Sequence[SampledRow], readout: Readout

@@ -77,7 +77,7 @@ class Engine:
     @property
     def counters(self) -> EngineCounters:
         """Cumulative numbers."""
-        return all_counters(self._pipeline.tally.counters, self._scheduler, self._runner.num_replays, self._corrected)
+        return all_counters(self._pipeline.tally.counters, self._scheduler, self._corrected)
 
     def add(self, task: GenerationTask) -> None:
         """Queue a task; one whose answer has a form waits until that is compiled, and is queued then.

@@ -24,6 +24,7 @@ from ottserve.workers.engine.ranks.lead import LeadRunner, agree
 from ottserve.workers.engine.runner import Runner
 from ottserve.workers.engine.step_size import find_limits
 from ottserve.workers.engine.unread import UnreadRunner
+from ottserve.workers.engine.warm_up import warm_up
 from ottserve.workers.kv.store import KVStore
 from ottserve.workers.kv.table import resolve_spec
 from ottserve.workers.models.key_bias import drowned_layers
@@ -91,6 +92,9 @@ def make_engine(
         progress("compiling layers and capturing decode steps as CUDA graphs")
         most_pages = max(1, min(model.info.context_length // spec.group, store.num_pages - 1))
         runner.capture(settings.scheduler.max_running, most_pages)
+    if model.device.type == "cuda":
+        progress("compiling what else the first requests will need")
+        warm_up(runner.run, spec, model.device)
     ledger = Ledger(store.num_pages, store.num_slots)
     prefix = PrefixCache(ledger, spec.group, spec.fingerprint, enabled=settings.cache.prefix_cache)
     limits = find_limits(settings.scheduler, model, spec)

@@ -50,16 +50,13 @@ def load_report(
     )
 
 
-def all_counters(
-    of_steps: EngineCounters, scheduler: Scheduler, num_graph_steps: int, corrected: CorrectionCounts
-) -> EngineCounters:
-    """What the steps counted, with what the scheduler, the runner and the correction count."""
+def all_counters(of_steps: EngineCounters, scheduler: Scheduler, corrected: CorrectionCounts) -> EngineCounters:
+    """What the steps counted, with what the scheduler and the correction count."""
     return replace(
         of_steps,
         num_prompt_tokens_cached=scheduler.num_cached_tokens,
         num_pages_evicted=scheduler.num_pages_evicted,
         num_preemptions=scheduler.num_preemptions,
-        num_graph_steps=num_graph_steps,
         num_risky_rows=corrected.num_risky_rows,
         num_safe_rows=corrected.num_safe_rows,
         correction_s=corrected.duration_s,
