@@ -171,6 +171,23 @@ def test_an_abort_between_launch_and_result_drops_the_token(
     ledger.check()
 
 
+def test_a_last_token_that_is_to_come_lends_nobody_a_page(
+    make_scheduler: MakeScheduler, task: MakeTask, ledger: Ledger
+) -> None:
+    """Its place would end a page if it were stored, which it never is. 6 pages are free, and the newcomer needs 7."""
+    scheduler = make_scheduler(max_tokens_per_step=64)
+    scheduler.add(task("holds two pages", 10, 3))
+    step(scheduler)
+    scheduler.add(task("last", 5, 1))
+    begun = scheduler.begin(scheduler.plan())
+    scheduler.add(task("newcomer", 30, 1))
+    assert scheduler.can_plan_ahead
+    assert {part.request_id for part in scheduler.plan().parts} == {"holds two pages"}
+    assert ledger.pages.free == 6 and scheduler.num_waiting == 1
+    scheduler.commit(begun, [OTHER, OTHER])
+    ledger.check()
+
+
 @pytest.mark.parametrize("num_steps", [0, 1, 3])
 def test_a_deadline_ends_a_request_waiting_or_running(
     make_scheduler: MakeScheduler, task: MakeTask, ledger: Ledger, clock: Any, num_steps: int

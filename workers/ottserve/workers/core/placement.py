@@ -161,8 +161,9 @@ class Placement:
         return sum(self._pages_ahead(sequence) for sequence in (*running, newcomer)) if running else 0
 
     def _pages_ahead(self, sequence: Sequence) -> int:
+        """None for one whose last token is to come: that one is never stored, though its place may end a page."""
         still = sequence.pages_at_end(self._spec) - sequence.pages_at(len(sequence.token_ids), self._spec)
-        return sequence.num_samples * min(PAGES_AHEAD, still)
+        return sequence.num_samples * max(0, min(PAGES_AHEAD, still))
 
     def _fill(self, sequence: Sequence, hit: Hit) -> None:
         """Put into a new lease what the sequence begins with, or had."""

@@ -314,9 +314,12 @@ class Scheduler:
         return [sequence for sequence in self._running.values() if sequence.is_decoding and not sequence.is_complete]
 
     def _must_wait(self, sequence: Sequence) -> bool:
-        """Whether its newest token has to be known first: what a step seals can't be taken back."""
+        """Whether its newest token has to be known first: it may be the last one, or a step would seal, which can't be
+        taken back."""
+        if sequence.is_complete or not sequence.is_unsure:
+            return sequence.is_complete
         num_stored, spec = sequence.num_stored, self._spec
-        return sequence.is_unsure and sequence.pages_at(num_stored + 1, spec) > sequence.pages_at(num_stored, spec)
+        return sequence.pages_at(num_stored + 1, spec) > sequence.pages_at(num_stored, spec)
 
     def _prompts_and_waiting(self) -> list[Sequence]:
         """Running sequences whose prompt is not computed, in order of admission, then those that wait, by rank."""
