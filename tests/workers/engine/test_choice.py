@@ -151,3 +151,14 @@ def test_uniform_is_uniform_and_fixed():
     assert min(values) >= 0 and max(values) < 1
     assert sum(values) / 2000 == pytest.approx(0.5, abs=0.02)
     assert uniform(2**64 - 1, 2**31) == uniform(2**64 - 1, 2**31)
+
+
+@pytest.mark.parametrize("num_candidates", [3, len(LOGITS)])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(1.0, top_p=0.5), SamplingParams(1.0, top_k=2), SamplingParams(1.0, min_p=0.3)]
+)
+def test_a_row_that_is_no_number_spoils_no_other(params, num_candidates):
+    rows = torch.stack([LOGITS, torch.full_like(LOGITS, torch.nan), LOGITS])
+    tokens, _ = choose(rows, [(params, 0.3)] * 3, num_candidates)
+    assert tokens[0] == tokens[2] == chosen(LOGITS.tolist(), params, 0.3)
+    assert 0 <= tokens[1] < len(LOGITS)

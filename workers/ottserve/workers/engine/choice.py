@@ -188,8 +188,9 @@ def _num_kept(logits: Tensor, values: Tensor, columns: _Columns) -> Tensor:
         mass = mass.where(top_k > 0, _mass(logits, columns))
     before = kept_weights.cumsum(dim=-1) - kept_weights
     num_reaching = (is_kept & ((before < top_p * mass) | (top_p >= 1))).sum(dim=-1, keepdim=True)
-    is_kept &= (values >= values.gather(-1, num_reaching - 1)) & (weights >= columns.min_p)
-    return is_kept.sum(dim=-1, keepdim=True)
+    least = values.gather(-1, num_reaching.clamp(min=1) - 1)
+    is_kept &= (values >= least) & (weights >= columns.min_p)
+    return is_kept.sum(dim=-1, keepdim=True).clamp(min=1)  # a row of NaN keeps none, and must not spoil the others
 
 
 def _weights(logits: Tensor, largest: Tensor, columns: _Columns) -> Tensor:
