@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ottserve.workers.api import Finish, FinishReason, Internal, TextChunk, Timings, Usage
-from ottserve.workers.stream import Stream
+from ottserve.workers.stream import MESSAGE_S, Stream
 
 FINISH = Finish(FinishReason.EOS, Usage(1, 0, 1), Timings(0.0, 0.0, 0.0, 0.0), 0)
 
@@ -57,3 +57,15 @@ async def test_text_without_tokens_before_an_error_is_not_lost() -> None:
     stream.put(TextChunk("a", "held back", ()))
     stream.put(Internal("gone", "test"))
     assert (await stream.take()).text == "held back"
+
+
+async def test_where_many_send_each_waits_for_its_turn() -> None:
+    now = [0.0]
+    stream = Stream("a", interval_s=0.02, clock=lambda: now[0], num_streams=lambda: 200)
+    stream.put(TextChunk("a", "x", (1,)))
+    await stream.take()
+    stream.put(TextChunk("a", "y", (2,)))
+    now[0] = 200 * MESSAGE_S - 0.05
+    began = time.monotonic()
+    assert (await stream.take()).text == "y"
+    assert 0.04 < time.monotonic() - began < 0.09

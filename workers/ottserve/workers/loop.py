@@ -176,7 +176,9 @@ class EngineLoop:
     def _open(self, ticket: Ticket) -> Stream:
         if not self._streams:
             self._advanced_at = self._clock()
-        stream = self._streams[ticket] = Stream(ticket.task.request_id, self._interval_s, self._clock, ticket.task.n)
+        stream = self._streams[ticket] = Stream(
+            ticket.task.request_id, self._interval_s, self._clock, ticket.task.n, self._streams.__len__
+        )
         self._idle.clear()
         self._thread.submit(ticket)
         return stream

@@ -146,7 +146,9 @@ class CorrectionSettings(Section):
 class OutputSettings(Section):
     """How answers leave the replica."""
 
-    message_interval_ms: float = Field(20.0, ge=0, le=1000, description="At most one message a stream in this time.")
+    message_interval_ms: float = Field(
+        20.0, ge=0, le=1000, description="At most one message a stream in this time, or in 0.5 ms for each stream."
+    )
 
 
 class MetricsSettings(Section):

@@ -11,6 +11,10 @@ from itertools import chain
 
 from ottserve.workers.api import OttserveError, TextChunk
 
+MESSAGE_S = 0.0005
+"""What a message costs a gateway, from above (`ottserve bench-gateway`). With very many streams each has its turn less
+often, with more tokens: else the gateway would fall behind the engine."""
+
 
 class Stream:
     """One request's answer on its way out.
@@ -25,17 +29,20 @@ class Stream:
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
         num_samples: int = 1,
+        num_streams: Callable[[], int] = lambda: 1,
     ) -> None:
         """Gather the answer of `num_samples` samples.
 
         Args:
             interval_s: the least time between two rounds of messages, each of one message for every sample of which
                 something is there; the first round and the last never wait for it.
+            num_streams: how many there are that send at once, this one included.
         """
         self.request_id = request_id
         self._interval_s = interval_s
         self._clock = clock
         self._num_open = num_samples
+        self._num_streams = num_streams
         self._gathered: dict[int, list[TextChunk]] = {}
         self._round: list[TextChunk] = []
         self._error: OttserveError | None = None
@@ -76,7 +83,7 @@ class Stream:
         self._gathered = {}
         if self._error is None:
             self._arrived.clear()
-        self._next_at = self._clock() + self._interval_s
+        self._next_at = self._clock() + max(self._interval_s, self._num_streams() * MESSAGE_S)
 
     async def _wait_for_interval(self) -> None:
         remaining_s = self._next_at - self._clock()
