@@ -232,6 +232,16 @@ async def test_a_maximal_prompt_beside_others_that_decode(client: oc.AsyncClient
     pytest.fail(f"{ratios} times")
 
 
+async def test_a_reader_that_sleeps_holds_nobody_up_and_loses_nothing(client: oc.AsyncClient) -> None:
+    alone = await client.generate("a", LONG)
+    reader = client.stream("a", LONG)
+    heard = [await anext(reader)]
+    beside = [await client.generate("a", LONG, timeout_s=20) for _ in range(3)]
+    assert [answer.token_ids for answer in beside] == [alone.token_ids] * 3
+    heard += [chunk async for chunk in reader]
+    assert "".join(chunk.text for chunk in heard) == alone.text
+
+
 async def test_ids_make_no_series(service: LocalService, client: oc.AsyncClient) -> None:
     async def series() -> set[tuple[str, tuple[tuple[str, str], ...]]]:
         found = await asyncio.to_thread(scrape, service.metrics_url)

@@ -49,8 +49,10 @@ def test_chunks_alone(head_size, gqa, lengths, dtype, device) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[0, 0], [500, 0]], ids=str)
-def test_a_chunk_in_fp32(lengths, device) -> None:
-    out, expected = both(PageLayout(128, 64, 2, 2), lengths, [200, 33], device, dtype=torch.float32)
+@pytest.mark.parametrize("gqa", [3, 4])
+@pytest.mark.parametrize("bits", [(2, 2), (16, 16)], ids=str)
+def test_a_chunk_in_fp32(bits, gqa, lengths, device) -> None:
+    out, expected = both(PageLayout(128, 64, *bits), lengths, [200, 33], device, gqa, torch.float32)
     assert relative_error(out[200:], expected[200:]) < 1e-5
     assert relative_error(out, expected) < (1e-5 if lengths[0] == 0 else 2e-3)
 
