@@ -134,7 +134,7 @@ def prefill_config(layout: PageLayout, gqa: int, element_size: int, *, has_pages
     """
     heads = next_power_of_2(gqa)
     if element_size > 2:
-        warps = 4 if layout.head_size <= 128 else 8  # eight gave wrong answers once: docs/decisions/kernels.md, "Prompts"
+        warps = 4 if layout.head_size <= 128 else 8  # eight are in doubt: docs/decisions/kernels.md
         return PrefillConfig(max(1, 64 // heads), heads, keys=32, key_stages=1, warps=warps)
     if layout.head_size > 128:
         return PrefillConfig(max(1, 64 // heads), heads, keys=32, key_stages=2, warps=8)
