@@ -42,7 +42,8 @@ class ModelSettings(Section):
         "smollm2-135m-instruct", description="Folder, GGUF file, hub id, the bundled default, or random:llama-3-8b."
     )
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
-        "auto", description="Dtype of the weights; auto is float32 on a CPU, the checkpoint's own on a GPU."
+        "auto",
+        description="Dtype of the weights; auto is float32 on a CPU, on a GPU the checkpoint's own, bfloat16 of GGUF.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU when there is one.")
     max_context: int | None = Field(None, ge=1, description="Tokens of prompt plus answer; default: the model's own.")

@@ -82,7 +82,7 @@ def load_model(settings: ModelSettings, progress: Progress, part: Share = WHOLE)
     device = find_device(settings.device)
     source = find_source(settings.path)
     progress(f"loading the weights of {source.name}")
-    module = _load_weights(source, settings.max_context, _dtype(settings.dtype, device), device).eval()
+    module = _load_weights(source, settings.max_context, find_dtype(settings.dtype, device, source), device).eval()
     module.requires_grad_(False)
     progress(f"reading the tokenizer of {source.name}")
     context = _context_length(module.config, settings.max_context)
@@ -124,10 +124,12 @@ def find_device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def _dtype(wanted: str, device: torch.device) -> torch.dtype | str:
+def find_dtype(wanted: str, device: torch.device, source: ModelSource) -> torch.dtype | str:
+    """What the setting `model.dtype` means for these files; "auto" is what the checkpoint says of itself."""
     if wanted == "auto":
-        # A CPU without 16-bit matrix units is faster, and no less exact, in float32.
-        return torch.float32 if device.type == "cpu" else "auto"
+        if device.type == "cpu":  # without 16-bit matrix units it is faster, and no less exact, in float32
+            return torch.float32
+        return torch.bfloat16 if source.gguf_file else "auto"  # of a GGUF file transformers would make float32
     dtype: torch.dtype = getattr(torch, wanted)
     return dtype
 
