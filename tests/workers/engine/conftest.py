@@ -21,6 +21,7 @@ from ottserve.workers.api import (
     StopParams,
     TextChunk,
 )
+from ottserve.workers.core.plan import StepPlan
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.loading import load_engine
 from ottserve.workers.engine.loading import make_engine as make_engine_over
@@ -181,3 +182,21 @@ def run_to_end() -> Callable[..., Answers]:
         return answers
 
     return run
+
+
+@pytest.fixture
+def preempt_in_turn() -> Callable[[Engine], None]:
+    """Makes an engine move one of those that run to the host before each step, where more than one runs."""
+
+    def prepare(engine: Engine) -> None:
+        plan, turn = engine._scheduler.plan, iter(range(10_000))
+
+        def plan_without_one() -> StepPlan:
+            running = list(engine._scheduler._running.values())
+            if len(running) > 1:
+                engine._scheduler.preempt(running[next(turn) % len(running)])
+            return plan()
+
+        engine._scheduler.plan = plan_without_one  # type: ignore[method-assign]
+
+    return prepare

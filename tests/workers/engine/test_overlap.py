@@ -145,38 +145,24 @@ def test_an_overfull_pool_preempts_with_tokens_still_to_come(both, make_random_e
         assert 0 < engine.counters.num_preemptions <= 24
 
 
-def test_whoever_is_preempted_whenever_says_the_same(make_engine, make_task, run_to_end):
+def test_whoever_is_preempted_whenever_says_the_same(make_engine, make_task, run_to_end, preempt_in_turn):
     tasks = [make_task("q" * (20 + 7 * i) + "cdb"[i % 3] * 20 + "a", request_id=f"r{i}", max_new=30) for i in range(4)]
     undisturbed = run_to_end(make_engine(overlap=False), *tasks)
     engine = make_engine(max_tokens_per_step=24, overlap=True)
-    plan, turn = engine._scheduler.plan, iter(range(10_000))
-
-    def plan_without_one() -> object:
-        running = list(engine._scheduler._running.values())
-        if len(running) > 1:
-            engine._scheduler.preempt(running[next(turn) % len(running)])
-        return plan()
-
-    engine._scheduler.plan = plan_without_one
+    preempt_in_turn(engine)
     assert run_to_end(engine, *tasks).token_ids == undisturbed.token_ids
     assert engine.counters.num_preemptions > 20
 
 
-def test_whoever_is_preempted_while_a_seal_waits_for_its_token_says_the_same(make_random_engine, make_task, run_to_end):
+def test_whoever_is_preempted_while_a_seal_waits_for_its_token_says_the_same(
+    make_random_engine, make_task, run_to_end, preempt_in_turn
+):
     """As good as every token is chosen again, so a sealing step that did not wait would seal a wrong one's sequel."""
     tasks = [cutting(make_task(range(i, 40 + i), request_id=f"r{i}", max_new=70), top_p=0.6) for i in range(3)]
     undisturbed = run_to_end(make_random_engine(overlap=False), *tasks)
     engine = make_random_engine(overlap=True)
     few_candidates(engine, 1)
-    plan, turn = engine._scheduler.plan, iter(range(10_000))
-
-    def plan_without_one() -> object:
-        running = list(engine._scheduler._running.values())
-        if len(running) > 1:
-            engine._scheduler.preempt(running[next(turn) % len(running)])
-        return plan()
-
-    engine._scheduler.plan = plan_without_one
+    preempt_in_turn(engine)
     assert run_to_end(engine, *tasks).token_ids == undisturbed.token_ids
 
 
@@ -377,3 +363,21 @@ def test_a_row_for_nothing_without_numbers_fails_nobody(make_engine, make_task, 
     assert answers.text == {"r": "yz .,!?", "longer": LETTERS[1:13]}
     assert engine._pipeline._begun is None
     assert answers.reason("r") is FinishReason.EOS
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_replayed_steps_are_counted_when_they_are_committed(make_engine, make_task, run_to_end, overlap):
+    """A step for nobody, which comes after a stop that the host finds, is none of either count."""
+    engine = make_engine(overlap=overlap)
+    run_to_end(engine, make_task("a", request_id="eager", max_new=5))
+    assert engine.counters.num_graph_steps == 0 < engine.counters.num_decode_steps
+    before, run = engine.counters.num_decode_steps, engine._runner.run
+
+    def replaying(step: Any) -> torch.Tensor:
+        logits = run(step)
+        engine._runner.replayed = step.chunks is None
+        return logits
+
+    engine._runner.run = replaying
+    run_to_end(engine, make_task("a", request_id="replayed", stop=("ef",)))
+    assert engine.counters.num_graph_steps == engine.counters.num_decode_steps - before > 0

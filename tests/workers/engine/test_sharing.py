@@ -75,20 +75,12 @@ def test_an_overfull_pool_preempts_until_all_have_answered(make_random_engine, m
     assert engine.counters.num_pages_evicted > 0
 
 
-def test_whoever_is_preempted_whenever_says_the_same(make_engine, make_task, run_to_end):
+def test_whoever_is_preempted_whenever_says_the_same(make_engine, make_task, run_to_end, preempt_in_turn):
     """Every step one of four moves to the host, in turn; the toy model would notice any token that was lost."""
     tasks = [make_task("q" * (20 + 7 * i) + "cdb"[i % 3] * 20 + "a", request_id=f"r{i}", max_new=30) for i in range(4)]
     undisturbed = run_to_end(make_engine(), *tasks)
     engine = make_engine(max_tokens_per_step=24)
-    plan, turn = engine._scheduler.plan, iter(range(10_000))
-
-    def plan_without_one() -> object:
-        running = list(engine._scheduler._running.values())
-        if len(running) > 1:
-            engine._scheduler.preempt(running[next(turn) % len(running)])
-        return plan()
-
-    engine._scheduler.plan = plan_without_one
+    preempt_in_turn(engine)
     assert run_to_end(engine, *tasks).token_ids == undisturbed.token_ids
     assert engine.counters.num_preemptions > 20
 
