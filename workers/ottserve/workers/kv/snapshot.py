@@ -66,12 +66,15 @@ def copy_outliers(store: KVStore, slot_id: int) -> Outliers:
 
 
 def put_outliers(store: KVStore, slot_id: int, outliers: Outliers, num_tokens: int, *, keep_frozen: bool) -> None:
-    """Give a slot the outliers that there were as of `num_tokens`, a multiple of G; its tail is left as it is."""
+    """Give a slot the outliers that there were as of `num_tokens`, a multiple of G; its tail is left as it is.
+
+    Does not wait for the device, since any prompt may begin so while a step is being computed.
+    """
     slots = store.slots
     for name, rows in outliers.rows.items():
-        getattr(slots, name)[:, slot_id, :, : rows.shape[2]] = rows.to(store.device)
-    slots.outlier_count[:, slot_id] = outliers.counts_at(num_tokens).to(store.device)
-    slots.frozen[:, slot_id] = outliers.frozen.to(store.device) if keep_frozen else False
+        getattr(slots, name)[:, slot_id, :, : rows.shape[2]] = _send(rows, store.device)
+    slots.outlier_count[:, slot_id] = _send(outliers.counts_at(num_tokens), store.device)
+    slots.frozen[:, slot_id] = _send(outliers.frozen, store.device) if keep_frozen else False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,11 @@ def copy_slot(store: KVStore, from_slot_id: int, to_slot_id: int) -> None:
 
 def _tensors(slots: Slots) -> list[Tensor]:
     return [getattr(slots, field.name) for field in fields(slots)]
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device, complete once the device has come so far; torch keeps page-locked memory until then."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _to_host(tensor: Tensor) -> Tensor:
