@@ -48,11 +48,12 @@ def test_chunks_alone(head_size, gqa, lengths, dtype, device) -> None:
     assert relative_error(out, expected) < LIMITS[dtype]
 
 
-@pytest.mark.parametrize("lengths", [[0, 0], [500, 0]], ids=str)
-@pytest.mark.parametrize("gqa", [3, 4])
+@pytest.mark.parametrize("lengths", [[0, 0], [130, 0], [500, 0]], ids=str)
+@pytest.mark.parametrize(("head_size", "gqa"), [(64, 3), (64, 4), (128, 3), (256, 3)])
 @pytest.mark.parametrize("bits", [(2, 2), (16, 16)], ids=str)
-def test_a_chunk_in_fp32(bits, gqa, lengths, device) -> None:
-    out, expected = both(PageLayout(128, 64, *bits), lengths, [200, 33], device, gqa, torch.float32)
+def test_a_chunk_in_fp32(bits, head_size, gqa, lengths, device) -> None:
+    """Over nothing, over a tail and over pages. What is stored is multiplied in 16 bits, the chunk itself is not."""
+    out, expected = both(PageLayout(128, head_size, *bits), lengths, [200, 33], device, gqa, torch.float32)
     assert relative_error(out[200:], expected[200:]) < 1e-5
     assert relative_error(out, expected) < (1e-5 if lengths[0] == 0 else 2e-3)
 
