@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ottserve.evaluation.piece import pieces
 from ottserve.evaluation.policies import parse_policy
-from ottserve.evaluation.stream import TextStream, pieces
+from ottserve.evaluation.stream import TextStream
 from ottserve.workers.kv.open_step import OpenStep
 from ottserve.workers.models.loading import LoadedModel
 

@@ -8,9 +8,10 @@ from tests.evaluation.recorded import serve, weights
 
 from ottserve.evaluation.attention import QUERY_STRIDE, AttentionErrors
 from ottserve.evaluation.experiments.rope import Rope
+from ottserve.evaluation.piece import pieces
 from ottserve.evaluation.policies import parse_policy
 from ottserve.evaluation.simulation import AsSpecified
-from ottserve.evaluation.stream import TextStream, pieces
+from ottserve.evaluation.stream import TextStream
 from ottserve.workers.models.loading import LoadedModel
 
 SMALL_PAGES = "group=32,window=16"

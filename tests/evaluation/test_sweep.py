@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ottserve.evaluation.piece import pieces
 from ottserve.evaluation.policies import parse_policies
-from ottserve.evaluation.stream import TextStream, pieces
+from ottserve.evaluation.stream import TextStream
 from ottserve.evaluation.sweep import Outcome, sweep
 from ottserve.evaluation.texts import TokenisedText
 from ottserve.workers.models.loading import LoadedModel

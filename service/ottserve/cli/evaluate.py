@@ -24,10 +24,16 @@ Policies = Annotated[
     str, typer.Option(help="Rows with blanks between, any cache setting overridden: 'kivi ott ott:k_bits=4,pool=8'.")
 ]
 
+DEFAULT_ROWS = (
+    "fp16 kivi ott:preset=paper,keep=largest ott:preset=paper "
+    "ott:preset=smallest ott ott:k_bits=1,k_fine=32 ott:preset=fine ott:k_fine=32 ott:k_bits=4 ott:preset=accurate"
+)
+"""What the paper compares, then every preset and what lies between them, from few bits to many."""
+
 
 def evaluate(
     text: Text,
-    policies: Policies = "fp16 kivi ott ott:keep=largest",
+    policies: Policies = DEFAULT_ROWS,
     tokens: Annotated[int, typer.Option(help="Tokens of each text, from its beginning.", min=1)] = 8192,
     out: Annotated[Path, typer.Option(help="Folder of the report.", file_okay=False)] = Path("evaluation"),
     attention: Annotated[

@@ -17,8 +17,9 @@ from ottserve.evaluation.calibration.sensitivity import LayerSensitivity
 from ottserve.evaluation.calibration.stored import as_stored
 from ottserve.evaluation.calibration.trace import trace
 from ottserve.evaluation.measures import compare
+from ottserve.evaluation.piece import pieces
 from ottserve.evaluation.policies import parse_policy
-from ottserve.evaluation.stream import TextStream, pieces
+from ottserve.evaluation.stream import TextStream
 from ottserve.evaluation.texts import TokenisedText
 from ottserve.workers.core.kvspec import KVSpec, LayerSpec
 from ottserve.workers.kv.store import KVStore

@@ -7,18 +7,18 @@ the policy's own run, so an error here is of one layer alone; what adds up over 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import torch
 from torch import Tensor
 
-from ottserve.kernels.attend_prefill.history import stored_tokens
-from ottserve.kernels.quantize import replaced_tokens
+from ottserve.kernels.quantize import dequantize_keys
+from ottserve.kernels.rotary import turn_pages
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.kv.open_step import OpenStep
-from ottserve.workers.kv.step import StepTensors
+from ottserve.workers.kv.step import Chunks, StepTensors
 from ottserve.workers.kv.store import KVStore
 from ottserve.workers.models.loading import LoadedModel
 
@@ -60,24 +60,20 @@ class AttentionErrors:
 class AttentionWatch:
     """Looks at each step of one text in one cache. Holds every key and value of the text in the model's dtype.
 
-    Attributes:
-        num_seen: tokens that are stored.
+    Nothing it does waits for the device, and shapes depend on those of the step alone, so a step can be captured.
     """
 
     def __init__(self, model: LoadedModel, spec: KVSpec, num_tokens: int) -> None:
-        shape = (2, spec.num_layers, spec.num_kv_heads, num_tokens, spec.head_size)
+        shape = (2, spec.num_layers, spec.num_kv_heads, num_tokens + 1, spec.head_size)
         heads = (spec.num_layers, model.shape.num_heads)
-        self._spec = spec
-        self._keys, self._values = torch.empty(shape, dtype=model.dtype, device=model.device)
+        self._keys, self._values = torch.zeros(shape, dtype=model.dtype, device=model.device)
         self._lost, self._whole, self._moved = torch.zeros(3, *heads, dtype=torch.float64, device=model.device)
-        turned = spec.key_frequencies
-        self._key_frequencies = torch.tensor(turned, device=model.device) if turned else None
-        self.num_seen = self._num_queries = 0
+        self._num_queries = torch.zeros(spec.num_layers, 1, dtype=torch.float64, device=model.device)
 
     @property
     def errors(self) -> AttentionErrors | None:
-        """What was found so far; None before any query has seen a sealed page."""
-        if not self._num_queries:
+        """What was found so far; None before any query has seen a sealed page. Waits for the device."""
+        if not self._num_queries.all():
             return None
         relative = (self._lost / self._whole).sqrt()
         return AttentionErrors(_grid(relative), _grid(self._moved / self._num_queries))
@@ -86,52 +82,41 @@ class AttentionWatch:
         """What a runner opens steps by. Each must be one chunk of the text, none reaching over a seal point."""
         return _WatchedStep(store, step, self)
 
-    @property
-    def sees_pages(self) -> bool:
-        """Whether the queries of the next step see a sealed page."""
-        return self._spec.sealed_pages(self.num_seen) > 0
+    def keep(self, layer: int, positions: Tensor, k: Tensor, v: Tensor) -> None:
+        """Keep the step's keys and values `[S, J, D]`, at int64 positions `[S]`."""
+        self._keys[layer].index_copy_(1, positions, k.transpose(0, 1))
+        self._values[layer].index_copy_(1, positions, v.transpose(0, 1))
 
-    def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Keep the step's keys and values `[S, J, D]`."""
-        here = slice(self.num_seen, self.num_seen + len(k))
-        self._keys[layer, :, here], self._values[layer, :, here] = k.transpose(0, 1), v.transpose(0, 1)
+    def exact_keys(self, layer: int, num_positions: int) -> Tensor:
+        """A copy of keys as the model made them, fp32 `[J, T, D]`: of so many positions, or all, and one of nobody."""
+        keys: Tensor = self._keys[layer, :, : num_positions + 1]
+        return keys.to(torch.float32, copy=True)
 
-    def expect(
-        self, layer: int, q: Tensor, k: Tensor, scale: float, history: Iterable[tuple[Tensor, Tensor]]
-    ) -> Tensor:
+    def expect(self, layer: int, positions: Tensor, q: Tensor, read: Tensor, scale: float) -> Tensor:
         """Measure the scores of a step.
 
         Args:
-            q: `[S, H, D]`; k: `[S, J, D]`, of the step, kept already.
-            history: what `read_keys` gives before the step's tokens are stored.
+            positions: int64 `[S]`, of the step, whose keys are kept already; q: `[S, H, D]`.
+            read: keys as attention reads them, fp32 `[J, T, D]`, in order of position, and more behind the step's.
 
         Returns:
             What attention must give for one query in `QUERY_STRIDE`: fp32 `[n, H, D]`.
         """
-        start, end = self.num_seen, self.num_seen + len(k)
-        own = torch.arange(start, end, device=q.device)
-        sees = torch.arange(end, device=q.device) <= own[::QUERY_STRIDE, None]
-        queries = q[::QUERY_STRIDE].float().unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3)
-        outputs = []
-        for head, (keys, positions) in enumerate(history):
-            exact = _weights(queries[head], self._keys[layer, head, :end].float(), sees, scale)
-            found = _weights(queries[head], torch.cat([keys, k[:, head].float()]), sees, scale)
-            moved = (found - exact[..., torch.cat([positions, own])]).abs().sum((1, 2)) / 2
-            self._moved[layer, head * len(moved) : (head + 1) * len(moved)] += moved
-            outputs.append(exact @ self._values[layer, head, :end].float())
-        return torch.cat(outputs).transpose(0, 1)
+        J, T, D = read.shape
+        sees = torch.arange(T, device=q.device) <= positions[::QUERY_STRIDE, None]
+        queries = q[::QUERY_STRIDE].float().unflatten(1, (J, -1)).permute(1, 2, 0, 3)
+        exact = _weights(queries, self._keys[layer, :, :T].float(), sees, scale)
+        found = _weights(queries, read, sees, scale)
+        self._moved[layer] += (found - exact).abs().sum((2, 3)).flatten() / 2
+        self._num_queries[layer] += queries.shape[2]
+        outputs: Tensor = exact.flatten(1, 2) @ self._values[layer, :, :T].float()
+        return outputs.view(q.shape[1], -1, D).transpose(0, 1)
 
     def compare(self, layer: int, out: Tensor, expected: Tensor) -> None:
         """Measure the step's output `[S, H, D]` against what `expect` said."""
         found, exact = out[::QUERY_STRIDE].double(), expected.double()
         self._lost[layer] += (found - exact).square().sum((0, 2))
         self._whole[layer] += exact.square().sum((0, 2))
-
-    def close_step(self, num_tokens: int) -> None:
-        """The step's tokens are stored in every layer."""
-        if self.sees_pages:
-            self._num_queries += -(-num_tokens // QUERY_STRIDE)
-        self.num_seen += num_tokens
 
 
 class _WatchedStep(OpenStep):
@@ -141,51 +126,58 @@ class _WatchedStep(OpenStep):
         super().__init__(store, step)
         if step.chunks is None or step.num_decodes:
             raise ValueError("a watched step must be one chunk")
-        self._watch = watch
-        self._num_tokens = step.token_ids.shape[1]
-        self._slot_id, num_pages = int(step.chunks.slot_ids[0]), int(step.chunks.num_pages[0])
-        self._page_ids = step.chunks.page_table[0, :num_pages]
+        self._watch, self._chunks = watch, step.chunks
+        self._positions = step.position_ids[0]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """See `OpenStep`."""
-        watch = self._watch
-        watch.keep(layer, k, v)
-        if not watch.sees_pages:
+        watch, chunks, positions = self._watch, self._chunks, self._positions
+        watch.keep(layer, positions, k, v)
+        num_pages, spec = chunks.page_table.shape[1], self._store.spec
+        if not num_pages:
             return super().attend(layer, q, k, v, scale)
-        history = read_keys(self._store, layer, self._slot_id, self._page_ids, watch.num_seen)
-        expected = watch.expect(layer, q, k, scale, history)
+        read = watch.exact_keys(layer, num_pages * spec.group + spec.tail_capacity + len(k))
+        overwrite_stored(read, self._store, layer, chunks)
+        expected = watch.expect(layer, positions, q, read, scale)
         out = super().attend(layer, q, k, v, scale)
         watch.compare(layer, out, expected)
         return out
 
-    def close(self) -> None:
-        """See `OpenStep`."""
-        super().close()
-        self._watch.close_step(self._num_tokens)
 
+def overwrite_stored(keys: Tensor, store: KVStore, layer: int, chunks: Chunks) -> None:
+    """Put what one sequence has stored of its keys in a layer, the way attention reads it, in the place of exact ones.
 
-def read_keys(
-    store: KVStore, layer: int, slot_id: int, page_ids: Tensor, length: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """What one sequence of `length` tokens has stored of its keys in a layer, the way attention reads them.
-
-    Yields:
-        For each KV head keys fp32 `[length, D]`, and int64 `[length]` the position that each is of.
+    Args:
+        keys: fp32 `[J, T, D]` by position, with room for all pages of the table; the last is of nobody.
+        chunks: of that sequence alone.
     """
     stored = store.layers[layer]
     slots, layout = stored.slots, stored.layout
-    counts = slots.outlier_count[slot_id].tolist()
-    read = stored_tokens(stored.pages, slots, layout, page_ids, slot_id, length, store.key_frequencies)
-    for head, ((keys, _), count) in enumerate(zip(read, counts, strict=True)):
-        live = ~replaced_tokens(stored.pages[page_ids, head], layout).flatten()
-        outliers = slots.outlier_position[slot_id, head, :count].long()
-        tail = torch.arange(len(live), length, device=live.device)
-        yield keys, torch.cat([live.nonzero()[:, 0], outliers, tail])
+    sealed = dequantize_keys(stored.pages[chunks.page_table[0]].transpose(0, 1), layout)
+    turn_pages(sealed, layout, store.key_frequencies)
+    num_sealed = chunks.num_pages * layout.group
+    in_pages = keys[:, : sealed.shape[1] * layout.group]
+    is_sealed = torch.arange(in_pages.shape[1], device=keys.device) < num_sealed
+    in_pages.copy_(sealed.flatten(1, 2).where(is_sealed[:, None], in_pages))
+    slot, capacity = chunks.slot_ids, slots.tail_k.shape[2]
+    outliers, positions = slots.outlier_k[slot][0], slots.outlier_position[slot][0]
+    in_use = torch.arange(positions.shape[1], device=keys.device) < slots.outlier_count[slot][0, :, None]
+    _put(keys, positions, outliers, in_use)
+    positions = num_sealed + torch.arange(capacity, device=keys.device)
+    tail = slots.tail_k[slot][0][:, positions % capacity]
+    _put(keys, positions.expand(len(tail), -1), tail, positions < chunks.lengths)
+
+
+def _put(keys: Tensor, positions: Tensor, values: Tensor, is_live: Tensor) -> None:
+    """Write values `[J, n, D]` to positions int `[J, n]` of keys fp32 `[J, T, D]`; dead ones to the last."""
+    places = positions.long().where(is_live, keys.shape[1] - 1)
+    keys.scatter_(1, places[..., None].expand_as(values), values.float())
 
 
 def _weights(q: Tensor, k: Tensor, sees: Tensor, scale: float) -> Tensor:
-    """Softmax probabilities `[h, n, T]` of queries `[h, n, D]` over keys `[T, D]`, those that `sees [n, T]` allows."""
-    return (q @ k.T * scale).masked_fill_(~sees, -torch.inf).softmax(-1)
+    """Softmax probabilities `[J, h, n, T]` of queries `[J, h, n, D]` over keys `[J, T, D]`, as `sees [n, T]` allows."""
+    scores = (q.flatten(1, 2) @ k.mT).view(*q.shape[:3], -1)
+    return scores.mul_(scale).masked_fill_(~sees, -torch.inf).softmax(-1)
 
 
 def _grid(values: Tensor) -> Grid:

@@ -20,7 +20,7 @@ NUM_PARTS = 8
 
 @dataclass(frozen=True, slots=True)
 class PositionMeasures:
-    """What a policy did at T consecutive positions, on the CPU.
+    """What a policy did at T consecutive positions.
 
     Attributes:
         kl: fp32 `[T]`, KL(reference ‖ policy) in nats.
@@ -35,13 +35,13 @@ class PositionMeasures:
     reference_nll: Tensor
 
     @classmethod
-    def empty(cls, num_tokens: int) -> PositionMeasures:
-        """Room for a text of so many tokens, to be filled by `write`."""
+    def empty(cls, num_tokens: int, device: torch.device | None = None) -> PositionMeasures:
+        """Room for a text of so many tokens, to be filled by `write`; on the CPU unless told otherwise."""
         return cls(
-            kl=torch.empty(num_tokens),
-            same_top1=torch.empty(num_tokens, dtype=torch.bool),
-            nll=torch.empty(num_tokens - 1),
-            reference_nll=torch.empty(num_tokens - 1),
+            kl=torch.empty(num_tokens, device=device),
+            same_top1=torch.empty(num_tokens, dtype=torch.bool, device=device),
+            nll=torch.empty(num_tokens - 1, device=device),
+            reference_nll=torch.empty(num_tokens - 1, device=device),
         )
 
     @classmethod
@@ -57,6 +57,10 @@ class PositionMeasures:
     def save(self, path: Path) -> None:
         """Write an `.npz` of arrays by the attributes' names."""
         np.savez_compressed(path, **{field.name: getattr(self, field.name).numpy() for field in fields(self)})
+
+    def cpu(self) -> PositionMeasures:
+        """The same on the CPU, where figures are made of them; waits for the device."""
+        return PositionMeasures(**{field.name: getattr(self, field.name).cpu() for field in fields(self)})
 
     def write(self, first: int, part: PositionMeasures) -> None:
         """Copy the measures of positions `first`, `first` + 1, … into their places.
@@ -109,7 +113,7 @@ class Quality:
 
 
 def compare(reference: Tensor, logits: Tensor, next_ids: Tensor) -> PositionMeasures:
-    """Measure T positions.
+    """Measure T positions; the measures stay on the device of the logits.
 
     Args:
         reference, logits: `[T, V]`, any float dtype; computed in fp32.
@@ -118,10 +122,10 @@ def compare(reference: Tensor, logits: Tensor, next_ids: Tensor) -> PositionMeas
     expected, found = reference.float().log_softmax(-1), logits.float().log_softmax(-1)
     known, column = len(next_ids), next_ids[:, None]
     return PositionMeasures(
-        kl=(expected.exp() * (expected - found)).sum(-1).cpu(),
-        same_top1=(expected.argmax(-1) == found.argmax(-1)).cpu(),
-        nll=-found[:known].gather(-1, column)[:, 0].cpu(),
-        reference_nll=-expected[:known].gather(-1, column)[:, 0].cpu(),
+        kl=(expected.exp() * (expected - found)).sum(-1),
+        same_top1=expected.argmax(-1) == found.argmax(-1),
+        nll=-found[:known].gather(-1, column)[:, 0],
+        reference_nll=-expected[:known].gather(-1, column)[:, 0],
     )
 
 

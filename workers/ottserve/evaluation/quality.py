@@ -9,6 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from ottserve.evaluation import plots, report
+from ottserve.evaluation.ahead import compile_ahead
 from ottserve.evaluation.differences import differences
 from ottserve.evaluation.environment import environment, model_name, versions
 from ottserve.evaluation.pareto import lookup_points, points_of
@@ -60,6 +61,8 @@ def evaluate(model: LoadedModel, evaluation: Evaluation, advance: Advance) -> li
         raise ValueError(f"texts: {', '.join(text.name for text in texts)}: the names must differ")
     results = Results(evaluation.out)
     benches = [_Bench(model, evaluation, results, text, advance) for text in texts]
+    lacking = [row for bench in benches for row in bench.lacking()]
+    compile_ahead(model, [REFERENCE, *lacking] if lacking else [])
     outcomes = [outcome for bench in benches for outcome in bench.measure()]
     apart = differences(outcomes)
     results.compare(apart)
@@ -75,6 +78,11 @@ class _Bench:
         self, model: LoadedModel, wanted: Evaluation, results: Results, text: TokenisedText, advance: Advance
     ) -> None:
         self._model, self._wanted, self._results, self._text, self._advance = model, wanted, results, text, advance
+
+    def lacking(self) -> list[PolicyRow]:
+        """Rows that the results do not have."""
+        known = self._known(self._wanted.rows)
+        return [row for row in self._wanted.rows if row not in known]
 
     def measure(self) -> list[Outcome]:
         """The outcome of every row; what the results lack is measured and kept in them."""

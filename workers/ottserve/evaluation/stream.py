@@ -5,25 +5,18 @@ Nothing is sampled: the text itself says which token comes next. Knows no measur
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from itertools import pairwise
-
-import torch
 from torch import Tensor
 
 from ottserve.evaluation.attention import AttentionErrors, AttentionWatch
+from ottserve.evaluation.piece import SLOT_ID, piece_step
+from ottserve.evaluation.replay import Replayed
 from ottserve.workers.core.kvspec import KVSpec
-from ottserve.workers.core.plan import SequenceStep, StepPlan
-from ottserve.workers.engine.inputs import build_step
 from ottserve.workers.engine.loading import make_store
 from ottserve.workers.engine.runner import Runner
 from ottserve.workers.kv.open_step import OpenStep
 from ottserve.workers.kv.table import resolve_spec
 from ottserve.workers.models.loading import LoadedModel
 from ottserve.workers.settings import CacheSettings, EngineSettings, SchedulerSettings
-
-SLOT_ID = 1  # 0 is the dummy
 
 
 class TextStream:
@@ -50,6 +43,7 @@ class TextStream:
             self._store,
             OpenStep if self._watch is None else self._watch.open_step,
         )
+        self._run = Replayed(self._runner.run, num_pages) if model.device.type == "cuda" else self._runner.run
         self._num_stored = 0
 
     @property
@@ -84,32 +78,6 @@ class TextStream:
         Returns:
             Logits `[len(token_ids), V]`.
         """
-        spec, start = self.spec, self._num_stored
-        end = start + len(token_ids)
-        part = SequenceStep(
-            request_id="text",
-            slot_id=SLOT_ID,
-            token_ids=token_ids,
-            start=start,
-            page_ids=tuple(range(1, 1 + spec.sealed_pages(end))),
-            num_sealed=spec.sealed_pages(start),
-            samples=False,
-        )
-        step = build_step(StepPlan((), (part,)), spec, self._store.device)
-        every_row = torch.arange(len(token_ids), device=self._store.device)
-        logits = self._runner.run(replace(step, sampled_rows=every_row))
-        self._num_stored = end
+        logits = self._run(piece_step(self.spec, self._num_stored, token_ids, self._store.device))
+        self._num_stored += len(token_ids)
         return logits
-
-
-def pieces(specs: Iterable[KVSpec], num_tokens: int) -> list[range]:
-    """Positions cut at the seal points of every spec.
-
-    Within a piece all attend to the same pages and, exactly, to each other: a query at position t then sees the first
-    G·⌊(t−R)/G⌋ tokens sealed, as if tokens had come one by one. A cut more changes only that a token is read back in
-    16 bit.
-    """
-    cuts = {0, num_tokens}
-    for spec in specs:
-        cuts.update(range(spec.next_seal(0), num_tokens, spec.group))
-    return [range(start, stop) for start, stop in pairwise(sorted(cuts))]

@@ -9,8 +9,9 @@ import torch
 
 from ottserve.evaluation.attention import AttentionErrors
 from ottserve.evaluation.measures import PositionMeasures, Quality, compare, summarise
+from ottserve.evaluation.piece import pieces
 from ottserve.evaluation.policies import REFERENCE, PolicyRow
-from ottserve.evaluation.stream import TextStream, pieces
+from ottserve.evaluation.stream import TextStream
 from ottserve.evaluation.texts import TokenisedText
 from ottserve.workers.models.loading import LoadedModel
 
@@ -68,11 +69,12 @@ def sweep(
         reference if row.cache == REFERENCE.cache else TextStream(model, row.cache, num_tokens, watched=watched)
         for row in rows
     ]
-    measures = [PositionMeasures.empty(num_tokens) for _ in rows]
-    for piece, parts in _run(reference, streams, text):
+    measures = [PositionMeasures.empty(num_tokens, model.device) for _ in rows]
+    for piece, parts in _run(reference, streams, text, model.device):
         for measured, part in zip(measures, parts, strict=True):
             measured.write(piece.start, part)
         advance(len(piece))
+    measures = [measured.cpu() for measured in measures]  # nothing has waited for the device before
     return [
         Outcome(
             policy=row.name,
@@ -88,12 +90,13 @@ def sweep(
 
 
 def _run(
-    reference: TextStream, streams: Sequence[TextStream], text: TokenisedText
+    reference: TextStream, streams: Sequence[TextStream], text: TokenisedText, device: torch.device
 ) -> Iterator[tuple[range, list[PositionMeasures]]]:
     cuts = pieces([reference.spec, *(stream.spec for stream in streams)], len(text.token_ids))
+    following = torch.tensor(text.token_ids[1:], device=device)
     for piece in cuts:
         token_ids = text.token_ids[piece.start : piece.stop]
         expected = reference.advance(token_ids)
-        next_ids = torch.tensor(text.token_ids[piece.start + 1 : piece.stop + 1], device=expected.device)
+        next_ids = following[piece.start : piece.stop]
         found = (expected if stream is reference else stream.advance(token_ids) for stream in streams)
         yield piece, [compare(expected, logits, next_ids) for logits in found]

@@ -17,8 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ottserve.evaluation.piece import pieces
 from ottserve.evaluation.policies import REFERENCE
-from ottserve.evaluation.stream import TextStream, pieces
+from ottserve.evaluation.stream import TextStream
 from ottserve.workers.engine.dgap.artefact import Subject
 from ottserve.workers.engine.dgap.features import likeliest
 from ottserve.workers.engine.dgap.loading import subject_of

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ottserve.evaluation.piece import SLOT_ID
 from ottserve.evaluation.policies import PolicyRow
-from ottserve.evaluation.stream import SLOT_ID, TextStream
+from ottserve.evaluation.stream import TextStream
 from ottserve.workers.kv.snapshot import HostCopy
 from ottserve.workers.models.loading import LoadedModel
 

@@ -20,7 +20,7 @@ from ottserve.workers.engine.capacity import Capacity, plan_capacity
 from ottserve.workers.engine.dgap.loading import load_correction
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.ranks.crew import Crew
-from ottserve.workers.engine.ranks.lead import LeadRunner, agree
+from ottserve.workers.engine.ranks.lead import LeadRunner, agree, choose_sums
 from ottserve.workers.engine.runner import Runner
 from ottserve.workers.engine.step_size import find_limits
 from ottserve.workers.engine.unread import UnreadRunner
@@ -86,7 +86,7 @@ def make_engine(
         f"the cache holds {(store.num_pages - 1) * spec.group:,} tokens at {spec.bits_per_element:.2f} bits an element "
         f"(policy {spec.policy}, {store.num_pages * store.page_bytes / 2**20:,.0f} MiB of pages)"
     )
-    runner = _runner(model, store, crew)
+    runner = _runner(settings, model, store, crew)
     graphs = _wants_graphs(settings, model)
     if graphs:
         progress("compiling layers and capturing decode steps as CUDA graphs")
@@ -146,14 +146,19 @@ def make_store(settings: EngineSettings, model: LoadedModel, capacity: Capacity 
     """
     spec = resolve_spec(settings.cache, model.shape)
     capacity = capacity or find_capacity(settings, model)
-    exact = torch.bfloat16 if model.dtype == torch.bfloat16 else torch.float16
-    return KVStore(spec, capacity.num_pages, capacity.num_slots, exact, model.device)
+    return KVStore(spec, capacity.num_pages, capacity.num_slots, exact_dtype(model.dtype), model.device)
 
 
-def _runner(model: LoadedModel, store: KVStore, crew: Crew | None) -> Runner:
+def exact_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a cache keeps exact is stored in, under a model of that dtype."""
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+
+
+def _runner(settings: EngineSettings, model: LoadedModel, store: KVStore, crew: Crew | None) -> Runner:
     if crew is not None:
         if not model.reads_prompts:
             raise ValueError(f"model.path={model.info.name}: prompts are left unread on one rank alone")
+        choose_sums(settings.model, model)
         return LeadRunner(model.module, store, crew)
     return Runner(model.module, store) if model.reads_prompts else UnreadRunner(model.module, store)
 
