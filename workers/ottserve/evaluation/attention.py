@@ -60,7 +60,7 @@ class AttentionErrors:
 class AttentionWatch:
     """Looks at each step of one text in one cache. Holds every key and value of the text in the model's dtype.
 
-    Nothing it does waits for the device, and shapes depend on those of the step alone, so a step can be captured.
+    Nothing it does waits for the device.
     """
 
     def __init__(self, model: LoadedModel, spec: KVSpec, num_tokens: int) -> None:

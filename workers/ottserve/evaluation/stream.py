@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ottserve.evaluation.attention import AttentionErrors, AttentionWatch
 from ottserve.evaluation.piece import SLOT_ID, piece_step
-from ottserve.evaluation.replay import Replayed
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.engine.loading import make_store
 from ottserve.workers.engine.runner import Runner
@@ -43,7 +42,6 @@ class TextStream:
             self._store,
             OpenStep if self._watch is None else self._watch.open_step,
         )
-        self._run = Replayed(self._runner.run, num_pages) if model.device.type == "cuda" else self._runner.run
         self._num_stored = 0
 
     @property
@@ -78,6 +76,6 @@ class TextStream:
         Returns:
             Logits `[len(token_ids), V]`.
         """
-        logits = self._run(piece_step(self.spec, self._num_stored, token_ids, self._store.device))
+        logits = self._runner.run(piece_step(self.spec, self._num_stored, token_ids, self._store.device))
         self._num_stored += len(token_ids)
         return logits
