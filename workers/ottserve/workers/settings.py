@@ -50,6 +50,9 @@ class ModelSettings(Section):
     tensor_parallel: int = Field(
         1, ge=1, le=64, description="Ranks that compute the model together, each with its heads, on a GPU of its own."
     )
+    peer_sums: bool | None = Field(
+        None, description="Ranks sum small results through each other's GPU memory; default: where that works."
+    )
     name: str | None = Field(
         None, pattern=r"^[!-~]{1,256}$", description="What requests call the model; default: read off path."
     )

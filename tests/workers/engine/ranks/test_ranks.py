@@ -15,6 +15,8 @@ from tests.workers.models.families import Answer, answers
 from ottserve.workers.api import GenerationTask, Internal, SamplingParams, StopParams, TextChunk
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.loading import load_engine
+from ottserve.workers.engine.ranks import follower
+from ottserve.workers.engine.ranks.crew import RankLost, Seat
 from ottserve.workers.settings import EngineSettings, ModelSettings
 
 NOTICED_S = 5.0
@@ -121,6 +123,51 @@ def test_what_a_rank_can_not_load_is_an_error_that_says_so(two_ranks: TwoRanks) 
     settings = EngineSettings(model=ModelSettings(path="toy", device="cpu", tensor_parallel=2))
     with pytest.raises(ValueError, match=r"model.tensor_parallel=2: LlamaForCausalLM: 1 KV heads do not divide evenly"):
         two_ranks.engine(settings)
+
+
+def has_no_device(gpu: int, settings: EngineSettings, seat: Seat) -> None:
+    def check(device: torch.device) -> None:
+        raise RuntimeError("no driver")
+
+    follower.check = check
+    follower.follow(settings, seat)
+
+
+def is_killed(gpu: int, settings: EngineSettings, seat: Seat) -> None:
+    follower.check = lambda device: os.kill(os.getpid(), signal.SIGKILL)
+    follower.follow(settings, seat)
+
+
+def dies_joining(gpu: int, settings: EngineSettings, seat: Seat) -> None:
+    Seat.join = lambda self, device: os.kill(os.getpid(), signal.SIGKILL)
+    follower.follow(settings, seat)
+
+
+@pytest.mark.parametrize(
+    ("follow", "why"), [(has_no_device, "rank 1: RuntimeError: no driver"), (is_killed, "rank 1: it has ended")]
+)
+def test_a_rank_that_can_not_join_ends_the_start(
+    two_ranks: TwoRanks, settings_of: SettingsOf, follow: Callable[[int, EngineSettings, Seat], None], why: str
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(RankLost, match=why):
+        two_ranks.engine(settings_of(2), follow)
+    assert time.monotonic() - began < NOTICED_S and not two_ranks.losses
+
+
+def test_a_rank_that_is_lost_while_all_join_is_told_to_the_owner(
+    two_ranks: TwoRanks, settings_of: SettingsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waits(self: Seat, device: torch.device) -> None:  # for the rank that does not come
+        began = time.monotonic()
+        while not two_ranks.losses and time.monotonic() - began < NOTICED_S:
+            time.sleep(0.01)
+        raise RuntimeError("nobody came")
+
+    monkeypatch.setattr(Seat, "join", waits)
+    with pytest.raises(RuntimeError, match="nobody came"):
+        two_ranks.engine(settings_of(2), dies_joining)
+    assert two_ranks.losses == ["rank 1: it has ended"]
 
 
 def test_ranks_that_nobody_started_are_refused(settings_of: SettingsOf) -> None:

@@ -1,11 +1,18 @@
-"""Engines of two ranks: rank 0 is the test's own process, the other comes from a fork server that has torch already."""
+"""Engines of two ranks: rank 0 is the test's own process, the other comes from a fork server that has torch already.
+
+Where there are GPUs it starts from nothing: what the server imports has looked for them (tvm_ffi does, for xgrammar),
+and then no fork of it may use them.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
+
+import torch
 
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.loading import load_engine
@@ -13,9 +20,11 @@ from ottserve.workers.engine.ranks.crew import Crew, Seat
 from ottserve.workers.engine.ranks.follower import follow
 from ottserve.workers.settings import EngineSettings
 
-PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")
 PROCESSES.set_forkserver_preload(["ottserve.workers.engine.ranks.follower"])
 END_S = 20.0
+
+Follow = Callable[[int, EngineSettings, Seat], None]
 
 
 def follow_on(gpu: int, settings: EngineSettings, seat: Seat) -> None:
@@ -37,12 +46,12 @@ class TwoRanks:
     processes: list[BaseProcess] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
 
-    def engine(self, settings: EngineSettings) -> Engine:
-        """An engine, when that before it has ended."""
+    def engine(self, settings: EngineSettings, follow: Follow = follow_on) -> Engine:
+        """An engine, when that before has ended; `follow` is what the second rank runs, told the number of its GPU."""
         self.close()
 
         def start(seat: Seat) -> None:
-            process = PROCESSES.Process(target=follow_on, args=(seat.share.rank, settings, seat), daemon=True)
+            process = PROCESSES.Process(target=follow, args=(seat.share.rank, settings, seat), daemon=True)
             process.start()
             self.processes.append(process)
 

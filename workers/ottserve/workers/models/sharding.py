@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, distributed, nn
-from torch.nn import functional
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.models.projections import Projections, Rows, attention_layers, find_projections
+from ottserve.workers.models.sums import GroupSums, Sums
 
 # Names of an MLP's matrices: those cut by output, how many matrices lie in each of them, and the one cut by input.
 MLPS = (
@@ -49,17 +49,19 @@ class SummedLinear(nn.Linear):
 
     Attributes:
         weight: `[m, n / num_ranks]`; bias: `[m]` on rank 0, None on the others.
+        sums: by which way.
     """
 
     def __init__(self, whole: nn.Linear, share: Share) -> None:
         super().__init__(whole.in_features // share.num_ranks, whole.out_features, bias=False, device="meta")
         self.weight = _frozen(whole.weight[:, share.of(slice(0, whole.in_features))])
         self.register_parameter("bias", whole.bias if share.rank == 0 else None)
+        self.sums: Sums = GroupSums()
 
+    @torch.compiler.disable
     def forward(self, input: Tensor) -> Tensor:
         """`[…, n / num_ranks]` → `[…, m]`, the same on all ranks, which have to call it together."""
-        summed: Tensor = _sum_over_ranks(functional.linear(input, self.weight, self.bias))
-        return summed
+        return self.sums.linear(input, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,8 @@ def _frozen(weight: Tensor) -> nn.Parameter:
     return nn.Parameter(weight.detach().clone(), requires_grad=False)
 
 
-@torch.compiler.disable
-def _sum_over_ranks(partial: Tensor) -> Tensor:
-    distributed.all_reduce(partial)
-    return partial
+def sum_by(module: nn.Module, sums: Sums) -> None:
+    """Have a share sum by a way that all ranks have found together."""
+    for layer in module.modules():
+        if isinstance(layer, SummedLinear):
+            layer.sums = sums

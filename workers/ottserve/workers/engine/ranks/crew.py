@@ -48,7 +48,7 @@ class Seat:
         return connection
 
     def join(self, device: torch.device) -> None:
-        """Join the default group of `torch.distributed`, when all do."""
+        """Join the default group of `torch.distributed`, when all do; waits for those that do not come."""
         distributed.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=FileStore(str(Path(self.folder) / "store"), self.share.num_ranks),
@@ -57,6 +57,16 @@ class Seat:
             timeout=timedelta(seconds=COLLECTIVE_LIMIT_S),
             device_id=torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else None,
         )
+
+
+def check(device: torch.device) -> None:
+    """Compute something on a device. Raises what stands against it, before others wait for this rank."""
+    torch.ones(1, device=device).sum().item()
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The first message of a follower: its device works, and it joins now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +98,8 @@ class Crew:
         Args:
             num_ranks: with rank 0.
             start: begins a process that calls `follow` with the seat, and returns at once.
-            on_loss: called on a thread of its own when a rank is lost after `arm`, at once, whatever rank 0 is waiting
-                for then.
+            on_loss: called on a thread of its own when a rank is lost during `join` or after `arm`, at once, whatever
+                rank 0 is waiting for then.
 
         Raises:
             RankLost: one did not come in time.
@@ -115,8 +125,19 @@ class Crew:
         return self._seat.share
 
     def join(self, device: torch.device) -> None:
-        """Form the group in which all ranks sum."""
+        """Form the group in which all ranks sum, when all are ready to.
+
+        Raises:
+            RankLost: another one is not. One that is lost after that, while this one waits where no exception reaches
+                it, is told to `on_loss`.
+        """
+        check(device)
+        self.hear()
+        self._armed = True
+        if self.lost is not None:
+            raise RankLost(self.lost)
         self._seat.join(device)
+        self._armed = False
 
     def tell(self, message: object) -> None:
         """Send a message to every follower. Raises RankLost."""
@@ -158,10 +179,11 @@ class Crew:
             for connection in wait(list(ranks)):
                 rank = ranks[connection]  # type: ignore[index]
                 message = _receive(connection)  # type: ignore[arg-type]
-                self._heard[rank - 1].put(message)
                 if isinstance(message, Failed):
                     del ranks[connection]  # type: ignore[arg-type]
                     self._lose(f"rank {rank}: {message.why}")
+                else:
+                    self._heard[rank - 1].put(message)
 
     def _lose(self, why: str) -> None:
         if self.lost is None and not self._closing:

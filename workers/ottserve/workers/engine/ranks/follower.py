@@ -10,8 +10,8 @@ from torch import distributed
 
 from ottserve.workers.engine.capacity import Capacity
 from ottserve.workers.engine.loading import find_capacity, make_store, prepare_model
-from ottserve.workers.engine.ranks.crew import End, Failed, Seat
-from ottserve.workers.engine.ranks.lead import Capture, RunStep
+from ottserve.workers.engine.ranks.crew import End, Failed, Ready, Seat, check
+from ottserve.workers.engine.ranks.lead import Capture, RunStep, choose_sums
 from ottserve.workers.engine.ranks.moves import Keeper, NamedMoves
 from ottserve.workers.engine.ranks.steps import receive
 from ottserve.workers.engine.runner import Runner
@@ -29,13 +29,17 @@ def follow(settings: EngineSettings, seat: Seat) -> None:
     """
     connection = seat.connect()
     try:
-        seat.join(find_device(settings.model.device))
+        device = find_device(settings.model.device)
+        check(device)
+        connection.send(Ready())
+        seat.join(device)
         model = load_model(settings.model, log.info, seat.share)
         model = prepare_model(settings, model, keep_model=False)
         connection.send(find_capacity(settings, model))
         agreed = _next(connection)
         if isinstance(agreed, Capacity):
             store = make_store(settings, model, agreed)
+            choose_sums(settings.model, model)
             Follower(Runner(model.module, store), store, connection).follow()
         distributed.destroy_process_group()
     except Exception as error:

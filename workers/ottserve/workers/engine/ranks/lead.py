@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import structlog
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -18,6 +19,12 @@ from ottserve.workers.engine.runner import Runner
 from ottserve.workers.kv.moves import carry_out
 from ottserve.workers.kv.step import StepTensors
 from ottserve.workers.kv.store import KVStore
+from ottserve.workers.models.loading import LoadedModel
+from ottserve.workers.models.sharding import sum_by
+from ottserve.workers.models.sums import find_sums
+from ottserve.workers.settings import ModelSettings
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,17 @@ def agree(crew: Crew, capacity: Capacity) -> Capacity:
     crew.tell(agreed)
     crew.arm()
     return agreed
+
+
+def choose_sums(settings: ModelSettings, model: LoadedModel) -> None:
+    """Have a share sum by the fastest way there is, which all ranks look for together; said in the log.
+
+    Raises:
+        ValueError: the setting asks for what does not work.
+    """
+    sums, why = find_sums(model.dtype, model.device, peers=settings.peer_sums)
+    sum_by(model.module, sums)
+    log.info("ranks_sum", by=type(sums).__name__, why=why)
 
 
 class LeadRunner(Runner):
