@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, wait
 from multiprocessing import get_context
+from typing import Any
 
 import torch
 
@@ -35,7 +36,11 @@ def compile_ahead(model: LoadedModel, rows: Iterable[PolicyRow]) -> None:
     workers = min(len(specs), len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         # Not asked for results: what fails here fails again where it is needed, and is told there.
-        wait([pool.submit(attend_once, spec, *of_all) for spec in specs])
+        wait([pool.submit(_compile, spec, *of_all) for spec in specs])
+
+
+def _compile(spec: KVSpec, *of_all: Any) -> None:
+    attend_once(spec, *of_all)  # the cache stays in its process
 
 
 def attend_once(
