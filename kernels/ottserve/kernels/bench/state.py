@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,25 @@ class DecodeCase:
     scale: float
     page_bytes: int
     exact_bytes: int
+
+    @property
+    def history(self) -> tuple[Tensor, Slots, PageLayout, Tensor, Tensor, Tensor, Tensor, float]:
+        """The arguments of attention that follow queries, keys and values."""
+        table = self.page_table, self.num_pages, self.slot_ids, self.lengths
+        return self.pages, self.slots, self.layout, *table, self.scale
+
+    def rows(self, count: int) -> DecodeCase:
+        """The first rows alone, over the same cache."""
+        per_row = {
+            name: getattr(self, name)[:count] for name in ("q", "page_table", "num_pages", "slot_ids", "lengths")
+        }
+        return replace(self, **per_row)
+
+
+def frequencies_of(layout: PageLayout, device: torch.device) -> Tensor | None:
+    """Turns a position of each pair of channels, fp32 `[D / 2]`, as in Llama 3; None where keys are not turned."""
+    channels = torch.arange(0, layout.head_size, 2, device=device)
+    return 500_000.0 ** -(channels / layout.head_size) / (2 * torch.pi) if layout.turns_keys else None
 
 
 def random_pages(num_pages: int, num_kv_heads: int, layout: PageLayout, device: torch.device) -> Tensor:
