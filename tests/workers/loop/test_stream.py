@@ -64,8 +64,22 @@ async def test_where_many_send_each_waits_for_its_turn() -> None:
     stream = Stream("a", interval_s=0.02, clock=lambda: now[0], num_streams=lambda: 200)
     stream.put(TextChunk("a", "x", (1,)))
     await stream.take()
-    stream.put(TextChunk("a", "y", (2,)))
     now[0] = 200 * MESSAGE_S - 0.05
+    stream.put(TextChunk("a", "y", (2,)))
     began = time.monotonic()
     assert (await stream.take()).text == "y"
     assert 0.04 < time.monotonic() - began < 0.09
+
+
+async def test_a_chunk_that_comes_when_its_turn_has_come_is_one_message() -> None:
+    """Also where the timer of an earlier chunk has not yet been heard of."""
+    now = [0.0]
+    stream = Stream("a", interval_s=0.02, clock=lambda: now[0])
+    stream.put(TextChunk("a", "x", (1,)))
+    await stream.take()
+    stream.put(TextChunk("a", "y", (2,)))
+    now[0] = 1.0
+    stream.put(TextChunk("a", "z", (3,)))
+    assert (await asyncio.wait_for(stream.take(), 0.01)).text == "yz"
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(stream.take(), 0.06)

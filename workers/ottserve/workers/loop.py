@@ -101,13 +101,16 @@ class EngineLoop:
             raise Unavailable(f"the replica is {self.phase.value}")
         ticket = Ticket(task)
         stream = self._open(ticket)
+        limit = self._end_at(task.deadline_at, stream)
         num_open = task.n
         try:
             while num_open:
-                chunk = await _take_before(stream, task.deadline_at)
+                chunk = await stream.take()
                 num_open -= chunk.finish is not None
                 yield chunk
         finally:
+            if limit is not None:
+                limit.cancel()
             self._close(ticket)
 
     async def abort(self, request_id: str) -> bool:
@@ -183,6 +186,12 @@ class EngineLoop:
         self._thread.submit(ticket)
         return stream
 
+    def _end_at(self, deadline_at: float | None, stream: Stream) -> asyncio.TimerHandle | None:
+        if deadline_at is None:
+            return None
+        late = DeadlineExceeded("the deadline passed before the answer was complete")
+        return self._events.call_later(deadline_at - time.time(), stream.put, late)
+
     def _close(self, ticket: Ticket) -> None:
         if ticket in self._streams:
             self._thread.withdraw(ticket)
@@ -225,13 +234,3 @@ class _Bridge:
 
     def broke_down(self) -> None:
         self._post(self._inside.end_all, Internal("the engine has failed", "engine_failed"))
-
-
-async def _take_before(stream: Stream, deadline_at: float | None) -> TextChunk:
-    if deadline_at is None:
-        return await stream.take()
-    try:
-        async with asyncio.timeout(deadline_at - time.time()):
-            return await stream.take()
-    except TimeoutError:
-        raise DeadlineExceeded("the deadline passed before the answer was complete") from None

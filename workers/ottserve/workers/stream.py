@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import chain
 
 from ottserve.workers.api import OttserveError, TextChunk
@@ -46,58 +44,70 @@ class Stream:
         self._gathered: dict[int, list[TextChunk]] = {}
         self._round: list[TextChunk] = []
         self._error: OttserveError | None = None
-        self._arrived = asyncio.Event()
-        self._ended = asyncio.Event()
+        self._ended = False
+        self._ready = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
         self._next_at = 0.0
 
     @property
     def ended(self) -> bool:
         """Whether every sample's last chunk or an error has been put; what comes later is dropped."""
-        return self._ended.is_set()
+        return self._ended
 
     def put(self, event: TextChunk | OttserveError) -> None:
         """Add a chunk, or the error that ends the stream. Never waits."""
-        if self.ended:
+        if self._ended:
             return
         if isinstance(event, OttserveError):
             self._error = event
         else:
             self._gathered.setdefault(event.index, []).append(event)
             self._num_open -= event.finish is not None
-        if self._error or self._num_open == 0:
-            self._ended.set()
-        self._arrived.set()
+        self._ended = self._error is not None or self._num_open == 0
+        self._make_ready()
 
     async def take(self) -> TextChunk:
         """Wait for the next message. Raises the error that ended the stream once all that came before it was taken."""
         if not self._round:
-            await self._arrived.wait()
-            await self._wait_for_interval()
+            await self._ready.wait()
             if self._error and not self._gathered:
                 raise self._error
             self._begin_round()
         return self._round.pop(0)
 
+    def _make_ready(self) -> None:
+        """Wake the reader, now or when its turn comes. One timer for a message costs a third of a wait with a limit."""
+        remaining_s = self._next_at - self._clock()
+        if self._ended or remaining_s <= 0:
+            self._wake()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(remaining_s, self._wake)
+
+    def _wake(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._ready.set()
+
     def _begin_round(self) -> None:
         self._round = [_merged(chunks) for _, chunks in sorted(self._gathered.items())]
         self._gathered = {}
         if self._error is None:
-            self._arrived.clear()
+            self._ready.clear()
         self._next_at = self._clock() + max(self._interval_s, self._num_streams() * MESSAGE_S)
-
-    async def _wait_for_interval(self) -> None:
-        remaining_s = self._next_at - self._clock()
-        if remaining_s > 0 and not self.ended:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), remaining_s)
 
 
 def _merged(chunks: list[TextChunk]) -> TextChunk:
     """Successive chunks of one sample as one."""
-    return replace(
-        chunks[-1],
-        text="".join(chunk.text for chunk in chunks),
-        token_ids=tuple(chain.from_iterable(chunk.token_ids for chunk in chunks)),
-        logprobs=tuple(chain.from_iterable(chunk.logprobs for chunk in chunks)),
-        prompt_logprobs=tuple(chain.from_iterable(chunk.prompt_logprobs for chunk in chunks)),
+    last = chunks[-1]
+    if len(chunks) == 1:
+        return last
+    return TextChunk(
+        last.request_id,
+        "".join([chunk.text for chunk in chunks]),
+        tuple(chain.from_iterable([chunk.token_ids for chunk in chunks])),
+        last.finish,
+        last.index,
+        tuple(chain.from_iterable([chunk.logprobs for chunk in chunks])),
+        tuple(chain.from_iterable([chunk.prompt_logprobs for chunk in chunks])),
     )
