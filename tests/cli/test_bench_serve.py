@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from ottserve.cli.bench_serve import POINTS
 from ottserve.cli.main import app
 from ottserve.cli.serving.choice import Wanted, choose
-from ottserve.cli.serving.starts import figures_of, start_settings, subject
+from ottserve.cli.serving.starts import figures_of, is_comparable, start_settings, subject
 from ottserve.cli.settings import read_settings
+from ottserve.evaluation.serving.layout import ONE, Layout
 from ottserve.evaluation.serving.points import parse_points
 from ottserve.loadtest.bench.decode import Seen
 from ottserve.loadtest.bench.watch import Counters, Watched
@@ -57,6 +58,27 @@ def test_settings_of_a_start_are_those_of_the_service_and_of_its_engine_alike() 
     assert subject(wanted, start, start.tasks[0]) != subject(_choose(), start, start.tasks[0])
 
 
+def test_replicas_and_ranks_are_planned_for_as_the_settings_say() -> None:
+    """A rank of two holds half the heads of a token; and all replicas' callers are let in."""
+    one, ranks = _choose(), _choose(setting=["model.tensor_parallel=2"])
+    assert (one.layout, ranks.layout) == (ONE, Layout(1, 2))
+    assert ranks.starts[0].max_running == pytest.approx(
+        2 * one.starts[0].max_running, abs=2
+    )  # the dummies are shared out
+    many = _choose(setting=["deployment.num_replicas=300"], points="1200x1k")
+    named = start_settings(many, many.starts[0])
+    assert (named["scheduler.max_running"], named["gateway.admission.max_requests"]) == (4, 1200)
+
+
+def test_other_layouts_of_the_same_model_are_comparable() -> None:
+    one, two = _choose(), _choose(setting=["deployment.num_replicas=2"])
+    start = one.starts[0]
+    about_one = subject(one, start, start.tasks[0])
+    assert is_comparable(two, about_one)
+    assert not is_comparable(_choose(model="random:llama-3-1b", memory_gib=1), about_one)
+    assert not is_comparable(_choose(new_tokens=5), about_one)
+
+
 def test_what_random_weights_and_unread_prompts_are_is_said() -> None:
     assert _choose().about["model"] == "random:llama-tiny: random weights, answers mean nothing"
     unread = _choose(model="random:llama-tiny:unread", points=None)
@@ -75,6 +97,8 @@ def test_the_points_by_default_are_points(device: str) -> None:
     [
         ({"systems": "gateway"}, "systems: 'gateway' is not of service, engine"),
         ({"systems": ""}, "systems: '' is not of"),
+        ({"setting": ["deployment.num_replicas=two"]}, "setting: deployment.num_replicas=two is no count"),
+        ({"setting": ["model.tensor_parallel=3"]}, "model.tensor_parallel=3: 2 KV heads do not divide evenly"),
         ({"setting": ["a"]}, "setting: 'a' is not of the form name=value"),
         ({"model": "random:gpt-9"}, "no such shape"),
         ({"policies": "lru"}, "lru"),

@@ -71,6 +71,24 @@ def test_contexts_that_fill_the_memory_have_a_start_each_and_others_their_own_wh
     assert [start.max_running for start in starts] == [16]
 
 
+def test_replicas_share_the_sequences_of_a_point() -> None:
+    """Each has slots for its part; a full memory is that of all; answers are as long as for one replica's part."""
+    points = parse_points("5x1k fullx8k 2/s")
+    one, _ = plan_starts(ROWS[:1], SPECS, points, BOUNDS)
+    two, _ = plan_starts(ROWS[:1], SPECS, points, replace(BOUNDS, num_replicas=2))
+    (full,), (twice,) = ([task for task in start.tasks if task.point == points[1]] for start in (one[0], two[0]))
+    assert (twice.num_sequences, twice.num_prompt) == (2 * full.num_sequences, full.num_prompt)
+    assert two[0].max_running == one[0].max_running
+    (alone,), _ = plan_starts(ROWS[:1], SPECS, parse_points("5x1k"), replace(BOUNDS, num_replicas=2))
+    assert alone.max_running == 3 and alone.tasks[0].num_sequences == 5
+    held = _held(SPECS["fp16"], 8192)
+    over = parse_points(f"{2 * held}x8k {2 * held + 1}x8k")
+    _, skipped = plan_starts(ROWS[:1], SPECS, over, replace(BOUNDS, num_replicas=2))
+    assert [(one.point, one.reason) for one in skipped] == [
+        (f"{2 * held + 1}x8192", f"2 × 0.06 GiB hold {2 * held} such sequences")
+    ]
+
+
 def test_what_can_not_be_measured_is_left_out_with_the_reason() -> None:
     held = _held(SPECS["fp16"], 8192)
     starts, skipped = plan_starts(ROWS, SPECS, parse_points(f"1x16k {held + 1}x8k 1x40 1x1k"), BOUNDS)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ottserve.evaluation.serving.layout import ONE, Layout
 from ottserve.evaluation.serving.pictures import draw
 from ottserve.evaluation.serving.plan import Skipped
 from ottserve.evaluation.serving.report import COLUMNS, markdown, ratios, row
@@ -61,12 +62,15 @@ def test_a_repeat_that_failed_takes_no_part_and_is_told(measurements: list[Measu
 
 def test_the_cells_are_what_the_columns_say(summaries: list[Summary]) -> None:
     exact, packed = (list(zip(COLUMNS, row(summary), strict=True)) for summary in summaries[:2])
-    assert exact[:9] == [
-        ("policy", "fp16"), ("point", POINT), ("system", "service"), ("tokens/s", "100.0"), ("min–max", "80.0–120.0"),
-        ("× first", "1.00"), ("of engine", "–"), ("sequences", "24"), ("× first", "1.00"),
+    assert exact[:11] == [
+        ("policy", "fp16"), ("point", POINT), ("replicas × ranks", "1 × 1"), ("system", "service"),
+        ("tokens/s", "100.0"), ("min–max", "80.0–120.0"), ("× first", "1.00"), ("× one GPU", "–"), ("of engine", "–"),
+        ("sequences", "24"), ("× first", "1.00"),
     ]  # fmt: skip
     assert ("first token p50, p99 ms", "500.0, 2,000.0") in exact
-    assert packed[5:9] == [("× first", "3.00"), ("of engine", "100.0%"), ("sequences", "144"), ("× first", "6.00")]
+    assert packed[6:11] == [
+        ("× first", "3.00"), ("× one GPU", "–"), ("of engine", "100.0%"), ("sequences", "144"), ("× first", "6.00"),
+    ]  # fmt: skip
     assert {("KV GiB", "1.00"), ("by graph", "50%"), ("failed", "3"), ("refused", "–")} <= set(packed)
 
 
@@ -86,6 +90,27 @@ def test_the_report_says_what_it_was_measured_on_and_what_was_left_out(summaries
     assert page.count("| ott | 24x32768 |") == 2 and "](p.png)" in page
 
 
+def _spread_over(layout: Layout, point: str, rate: float) -> Measurement:
+    sizes = {"num_replicas": layout.num_replicas, "num_ranks": layout.num_ranks}
+    return Measurement(SERVICE, "ott", point, 0, SUBJECT, Figures(tokens_per_s=rate), **sizes)
+
+
+def test_layouts_stand_beside_one_another_and_are_compared_with_one_gpu(tmp_path: Path) -> None:
+    """Ranks at the same point, replicas at the one where each has as many sequences."""
+    results = Results(tmp_path / "results.json")
+    for layout, point, rate in (
+        (ONE, "64x2048", 100), (ONE, "4/s", 20), (Layout(1, 2), "64x2048", 170), (Layout(2, 1), "64x2048", 110),
+        (Layout(2, 1), "128x2048", 195), (Layout(2, 1), "8/s", 38), (Layout(2, 1), "7x1024", 9),
+    ):  # fmt: skip
+        results.add(_spread_over(layout, point, rate))
+    found = summarise(Results(tmp_path / "results.json").measurements, ["ott"])
+    told = [(str(each.layout), each.point, each.to_one and each.to_one.median) for each in found]
+    assert told == [
+        ("1 × 1", "64x2048", None), ("1 × 1", "4/s", None), ("1 × 2", "64x2048", 1.7), ("2 × 1", "64x2048", None),
+        ("2 × 1", "128x2048", 1.95), ("2 × 1", "8/s", 1.9), ("2 × 1", "7x1024", None),
+    ]  # fmt: skip
+
+
 def test_a_run_goes_on_where_it_was_cut_short(tmp_path: Path, measurements: list[Measurement]) -> None:
     path = tmp_path / "out" / "results.json"
     results = Results(path)
@@ -95,9 +120,10 @@ def test_a_run_goes_on_where_it_was_cut_short(tmp_path: Path, measurements: list
     results.add(Measurement(SERVICE, "ott", POINT, 2, SUBJECT, None, "it failed"))
     again = Results(path)
     assert again.measurements == [*measurements[:5], *measurements[6:], again.measurements[-1]]
-    assert again.has((SERVICE, "ott", POINT, 1), SUBJECT)
-    assert not again.has((SERVICE, "ott", POINT, 2), SUBJECT), "what failed is tried again"
-    assert not again.has((SERVICE, "ott", POINT, 1), SUBJECT | {"offered": 1}), "figures of another subject"
+    assert again.has((SERVICE, "ott", POINT, ONE, 1), SUBJECT)
+    assert not again.has((SERVICE, "ott", POINT, ONE, 2), SUBJECT), "what failed is tried again"
+    assert not again.has((SERVICE, "ott", POINT, ONE, 1), SUBJECT | {"offered": 1}), "figures of another subject"
+    assert not again.has((SERVICE, "ott", POINT, Layout(1, 2), 1), SUBJECT)
     content = json.loads(path.read_text())
     assert (content["model"], content["skipped"][0]["reason"]) == ("m", "why")
 

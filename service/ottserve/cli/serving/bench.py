@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.progress import Progress, TaskID, TimeElapsedColumn
 
 from ottserve.cli.serving.choice import SYSTEMS, Wanted
-from ottserve.cli.serving.starts import replica_threads, start_settings, subject
+from ottserve.cli.serving.starts import is_comparable, replica_threads, start_settings, subject
 from ottserve.cli.settings import read_settings
 from ottserve.evaluation.engine_speed import random_prompts
+from ottserve.evaluation.serving.layout import ONE
 from ottserve.evaluation.serving.offline import Job, Prompts, measure_offline
 from ottserve.evaluation.serving.plan import Start, Task
 from ottserve.evaluation.serving.points import Offered
@@ -56,14 +57,22 @@ class Bench:
                 self._measure_engines()
 
     def summaries(self) -> list[Summary]:
-        """Of all that is there by now, measured by an earlier run with the same folder and settings or by this one."""
+        """Of all that is there by now, by this run or by earlier ones with the same folder and settings.
+
+        What another layout of the same model did is put beside it.
+        """
         wanted = {
             (system, start.row.name, str(task.point)): subject(self._wanted, start, task)
             for system in SYSTEMS
             for start in self._wanted.starts
             for task in start.tasks
         }
-        found = [row for row in self._results.measurements if row.subject == wanted.get(row.key[:3])]
+        found = [
+            row
+            for row in self._results.measurements
+            if row.subject == wanted.get(row.key[:3])
+            or (row.layout != self._wanted.layout and is_comparable(self._wanted, row.subject))
+        ]
         return summarise(found, [row.name for row in self._wanted.rows])
 
     def _measure_service(self, start: Start) -> None:
@@ -96,7 +105,8 @@ class Bench:
     def _log_path(self, start: Start) -> Path:
         """Where the log of the last service with these settings is kept."""
         name = re.sub(r"[^\w.=,-]+", "-", start.row.name)
-        return self._folder / f"{name}-{start.max_running}.log"
+        layout = "" if self._wanted.layout == ONE else f"-{self._wanted.layout}".replace(" × ", "x")
+        return self._folder / f"{name}-{start.max_running}{layout}.log"
 
     def _measure_engines(self) -> None:
         threads = replica_threads(find_device(self._wanted.model.device).type)
@@ -122,7 +132,7 @@ class Bench:
         """What is not there yet; all points in turn, then all of them again."""
         for repeat in range(self._wanted.repeats) if only is None else [only]:
             for task in start.tasks:
-                key = (system, start.row.name, str(task.point), repeat)
+                key = (system, start.row.name, str(task.point), self._wanted.layout, repeat)
                 if not self._results.has(key, subject(self._wanted, start, task)):
                     yield task, repeat
 
@@ -132,8 +142,12 @@ class Bench:
 
     def _keep(self, system: str, start: Start, task: Task, repeat: int, found: Figures | str) -> None:
         figures, error = (found, None) if isinstance(found, Figures) else (None, found)
-        depends_on, point = subject(self._wanted, start, task), str(task.point)
-        self._results.add(Measurement(system, start.row.name, point, repeat, depends_on, figures, error))
+        depends_on, point, layout = subject(self._wanted, start, task), str(task.point), self._wanted.layout
+        self._results.add(
+            Measurement(
+                system, start.row.name, point, repeat, depends_on, figures, error, layout.num_replicas, layout.num_ranks
+            )
+        )
         self._progress.advance(self._bars[_bar(system, start)])
         self._say(f"{system}, {start.row.name} at {point}: {_told(found)}")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ottserve.evaluation.environment import environment
 from ottserve.evaluation.policies import PolicyRow, parse_policies
+from ottserve.evaluation.serving.layout import Layout
 from ottserve.evaluation.serving.plan import Bounds, Skipped, Start, plan_starts
 from ottserve.evaluation.serving.points import parse_points
 from ottserve.evaluation.serving.results import ENGINE, SERVICE
@@ -42,6 +43,7 @@ class Wanted:
         settings: of the service and its engine, by their names, over those that the points need.
         offered: prompt tokens, answer tokens and seconds of requests that come at a rate.
         about: what the report says of machine, model and options.
+        layout: replicas and ranks, as the settings say.
     """
 
     model: ModelSettings
@@ -58,6 +60,7 @@ class Wanted:
     point_timeout_s: float
     limit_s: float | None
     about: Mapping[str, Any]
+    layout: Layout
 
     @property
     def reads_prompts(self) -> bool:
@@ -94,16 +97,18 @@ def choose(
     kind = find_device(device).type
     config = read_config(model)
     rows = tuple(parse_policies(policies))
-    shape = model_shape(config)
+    extra = dict(_setting(text) for text in setting)
+    layout = Layout.of(extra)
+    shape = layout.share(model_shape(config))
     num_new = new_tokens or DEFAULTS[kind]["new_tokens"]
     bounds = Bounds(
-        memory_bytes=int(memory_gib * GIB) if memory_gib else _memory_bytes(kind, config),
+        memory_bytes=int(memory_gib * GIB) if memory_gib else _memory_bytes(kind, config, layout.num_ranks),
         context_length=config.max_position_embeddings,
         tokens_per_step=tokens_per_step or DEFAULTS[kind]["tokens_per_step"],
         num_new=num_new,
         num_answer=answer_tokens,
+        num_replicas=layout.num_replicas,
     )
-    extra = dict(_setting(text) for text in setting)
     named = points or default_points["unread" if model.endswith(UNREAD) else kind]
     starts, skipped = plan_starts(
         rows, {row.name: resolve_spec(row.cache, shape) for row in rows}, parse_points(named), bounds
@@ -135,6 +140,7 @@ def choose(
         point_timeout_s=point_timeout_s,
         limit_s=limit_s,
         about=about,
+        layout=layout,
     )
 
 
@@ -152,12 +158,12 @@ def _systems(names: str) -> tuple[str, ...]:
     return tuple(system for system in SYSTEMS if system in found)
 
 
-def _memory_bytes(kind: str, config: Any) -> int:
-    """What a replica would take by itself: of a GPU's memory beside 16-bit weights its usual share."""
+def _memory_bytes(kind: str, config: Any, num_ranks: int) -> int:
+    """What a rank would take by itself: of a GPU's memory beside its 16-bit weights the usual share."""
     total = gpu_bytes("total") if kind == "cuda" else None
     if total is None:
         return int(CPU_MEMORY_GIB * GIB)
-    return int((total - 2 * _num_parameters(config)) * GPU_FREE_SHARE)
+    return int((total - 2 * _num_parameters(config) / num_ranks) * GPU_FREE_SHARE)
 
 
 def _num_parameters(config: Any) -> int:

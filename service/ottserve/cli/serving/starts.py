@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ottserve.cli.serving.choice import Wanted
@@ -21,7 +22,8 @@ REFUSED = ("resource_exhausted", "unavailable")
 def start_settings(wanted: Wanted, start: Start) -> dict[str, object]:
     """Settings of a start that differ from their defaults, by their full names."""
     bounds = wanted.bounds
-    num_tokens = max(start.max_running * bounds.context_length, 1)
+    num_callers = bounds.num_replicas * start.max_running
+    num_tokens = max(num_callers * bounds.context_length, 1)
     tokens_per_step = max(bounds.tokens_per_step, start.max_running)
     cache = start.row.cache.model_dump(exclude_unset=True, mode="json")
     return {
@@ -34,7 +36,7 @@ def start_settings(wanted: Wanted, start: Start) -> dict[str, object]:
         "scheduler.max_waiting_tokens": num_tokens,
         "scheduler.max_tokens_per_step": tokens_per_step,
         "scheduler.max_prompt_tokens_beside_decoding": tokens_per_step,
-        "gateway.admission.max_requests": max(512, start.max_running),
+        "gateway.admission.max_requests": max(512, num_callers),
         "gateway.admission.max_tokens": max(4_194_304, num_tokens),
         "gateway.http_port": 0,
         "gateway.drain.probe_period_s": 0,
@@ -57,6 +59,13 @@ def subject(wanted: Wanted, start: Start, task: Task) -> dict[str, Any]:
     }
     loaded: dict[str, Any] = json.loads(json.dumps(depends_on))
     return loaded
+
+
+def is_comparable(wanted: Wanted, other: Mapping[str, Any]) -> bool:
+    """Whether another subject is the same model on the same machine, timed in the same way."""
+    model = {f"model.{name}": value for name, value in wanted.model.model_dump(exclude_unset=True).items()}
+    mine = {"new": wanted.bounds.num_new, "versions": versions(), "machine": wanted.about["machine"]["machine"]}
+    return mine.items() <= other.items() and model.items() <= other["settings"].items()
 
 
 def figures_of(seen: Seen, *, has_first_token: bool) -> Figures:

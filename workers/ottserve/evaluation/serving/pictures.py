@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ottserve.evaluation.plots import DPI, panels
+from ottserve.evaluation.serving.layout import ONE, Layout
 from ottserve.evaluation.serving.points import Decode, Offered, parse_points
 from ottserve.evaluation.serving.results import ENGINE
 from ottserve.evaluation.serving.summary import Spread, Summary
@@ -43,17 +44,18 @@ def draw(summaries: Sequence[Summary], path: Path) -> None:
 
 def _decodes(row: Any, summaries: Sequence[Summary], policy: str, color: str) -> None:
     """Tokens a second by context, a line for each number of sequences and system; sequences where memory is full."""
-    lines: dict[tuple[str, int | None], list[tuple[int, Spread]]] = {}
+    lines: dict[tuple[str, int | None, Layout], list[tuple[int, Spread]]] = {}
     held: dict[int, Spread] = {}
     for summary in summaries:
         (point,) = parse_points(summary.point)
         rate, sequences = summary.spread("tokens_per_s"), summary.spread("sequences")
         if isinstance(point, Decode) and rate is not None:
-            lines.setdefault((summary.system, point.num_sequences), []).append((point.context, rate))
+            lines.setdefault((summary.system, point.num_sequences, summary.layout), []).append((point.context, rate))
             if point.num_sequences is None and sequences is not None:
                 held[point.context] = held.get(point.context, sequences)
-    for (system, number), marks in lines.items():
+    for (system, number, layout), marks in lines.items():
         label = f"{policy}, {'full' if number is None else number}{', engine' if system == ENGINE else ''}"
+        label += "" if layout == ONE else f", {layout}"
         _plot(row[0], marks, label, color, "--" if system == ENGINE else "-", "s" if number is None else "o")
     if held:
         _plot(row[1], list(held.items()), policy, color, "-", "s")

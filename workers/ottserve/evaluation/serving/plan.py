@@ -24,12 +24,13 @@ class Bounds:
     """What is the same for all points.
 
     Attributes:
-        memory_bytes: of every cache.
+        memory_bytes: of every cache, on each rank of each replica.
         context_length: the model's.
         tokens_per_step: as the setting scheduler.max_tokens_per_step.
         num_new: tokens of each sequence that are timed.
         num_answer: tokens that each sequence may say, half of its context at most; None: as many as should be enough.
         offered_running: slots where requests come at a rate and nothing else asks for slots.
+        num_replicas: that share the sequences of a point.
     """
 
     memory_bytes: int
@@ -38,11 +39,20 @@ class Bounds:
     num_new: int
     num_answer: int | None = None
     offered_running: int = 16
+    num_replicas: int = 1
+
+    def of_one(self, num_sequences: int) -> int:
+        """Of so many sequences, those of the replica that has most."""
+        return -(-num_sequences // self.num_replicas)
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One point for one policy: so many sequences of a prompt, and at most so many tokens of answer."""
+    """One point for one policy: so many sequences of a prompt, and at most so many tokens of answer.
+
+    Attributes:
+        num_sequences: over all replicas.
+    """
 
     point: Point
     num_sequences: int
@@ -52,7 +62,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start of a service, or of an engine."""
+    """One start of a service, or of an engine; `max_running` is that of each replica."""
 
     row: PolicyRow
     max_running: int
@@ -75,7 +85,7 @@ def plan_starts(
 
     Args:
         rows: caches to compare; prompts of a point are equally long for all of them.
-        specs: of each row, by its name.
+        specs: of each row, by its name, over the heads of one rank.
     """
     skipped: list[Skipped] = []
     answers = {point: _num_answer(point, rows, specs, bounds) for point in points if isinstance(point, Decode)}
@@ -96,7 +106,7 @@ def _num_answer(point: Decode, rows: Sequence[PolicyRow], specs: Mapping[str, KV
     most = 1
     for row in rows:
         try:
-            most = max(most, _count(point, specs[row.name], bounds))
+            most = max(most, bounds.of_one(_count(point, specs[row.name], bounds)))
         except ValueError:
             continue
     if bounds.num_answer is not None:
@@ -123,16 +133,17 @@ def _task(point: Point, spec: KVSpec, answers: Mapping[Decode, int], bounds: Bou
 
 def _count(point: Decode, spec: KVSpec, bounds: Bounds) -> int:
     """Sequences of a point. Raises ValueError where the memory holds less."""
-    held = size_cache(spec, bounds.memory_bytes, point.context, MOST_RUNNING).num_requests
+    held = bounds.num_replicas * size_cache(spec, bounds.memory_bytes, point.context, MOST_RUNNING).num_requests
     if point.num_sequences is not None and point.num_sequences > held:
-        raise ValueError(f"{bounds.memory_bytes / 2**30:.2f} GiB hold {held} such sequences")
+        memories = f"{bounds.num_replicas} × " if bounds.num_replicas > 1 else ""
+        raise ValueError(f"{memories}{bounds.memory_bytes / 2**30:.2f} GiB hold {held} such sequences")
     return point.num_sequences or held
 
 
 def _grouped(row: PolicyRow, spec: KVSpec, tasks: Sequence[Task], bounds: Bounds) -> Iterator[Start]:
     """A start for each context that fills the memory, the others with the first that holds them, or by themselves."""
     full = [task for task in tasks if isinstance(task.point, Decode) and task.point.num_sequences is None]
-    groups: list[tuple[int, list[Task]]] = [(task.num_sequences, [task]) for task in full]
+    groups: list[tuple[int, list[Task]]] = [(bounds.of_one(task.num_sequences), [task]) for task in full]
     rest: list[Task] = []
     for task in tasks:
         if task in full:
@@ -140,7 +151,7 @@ def _grouped(row: PolicyRow, spec: KVSpec, tasks: Sequence[Task], bounds: Bounds
         home = next((group for running, group in groups if _holds(spec, running, task, bounds)), rest)
         home.append(task)
     if rest:
-        counts = [task.num_sequences or bounds.offered_running for task in rest]
+        counts = [bounds.of_one(task.num_sequences) or bounds.offered_running for task in rest]
         groups.append((max(counts), rest))
     for max_running, group in groups:
         yield Start(row, max_running, tuple(sorted(group, key=tasks.index)))
@@ -151,5 +162,5 @@ def _holds(spec: KVSpec, max_running: int, task: Task, bounds: Bounds) -> bool:
     if isinstance(task.point, Offered):
         return True
     num_pages = (bounds.memory_bytes - (max_running + 1) * spec.slot_bytes) // spec.page_bytes - 1
-    needed = task.num_sequences * spec.sealed_pages(task.point.context)
-    return task.num_sequences <= max_running and needed <= num_pages
+    num_sequences = bounds.of_one(task.num_sequences)
+    return num_sequences <= max_running and num_sequences * spec.sealed_pages(task.point.context) <= num_pages

@@ -13,12 +13,13 @@ GIB = 2**30
 NO_FIGURE = "–"
 
 COLUMNS = (
-    "policy", "point", "system", "tokens/s", "min–max", "× first", "of engine", "sequences", "× first",
+    "policy", "point", "replicas × ranks", "system",
+    "tokens/s", "min–max", "× first", "× one GPU", "of engine", "sequences", "× first",
     "first token p50, p99 ms", "between p50, p99 ms",
     "made/s", "pages", "KV GiB", "GPU GiB", "by graph", "refused", "failed",
 )  # fmt: skip
 
-NUM_SHORT = 11
+NUM_SHORT = 13
 """Columns from the left that a terminal has room for."""
 
 
@@ -28,17 +29,20 @@ def row(summary: Summary) -> tuple[str, ...]:
         return (
             summary.policy,
             summary.point,
+            str(summary.layout),
             summary.system,
-            *[NO_FIGURE] * (len(COLUMNS) - 4),
+            *[NO_FIGURE] * (len(COLUMNS) - 5),
             str(_failures(summary)),
         )
     return (
         summary.policy,
         summary.point,
+        str(summary.layout),
         summary.system,
         _number(summary.spread("tokens_per_s"), 1, "{:,.1f}"),
         _range(summary.spread("tokens_per_s")),
         _number(summary.to_first, 1, "{:.2f}"),
+        _number(summary.to_one, 1, "{:.2f}"),
         _number(summary.to_engine, 1, "{:.1%}"),
         _number(summary.spread("sequences"), 1, "{:,.0f}"),
         _number(summary.sequences_to_first, 1, "{:.2f}"),
@@ -92,9 +96,10 @@ def _about(about: Mapping[str, Any]) -> Iterator[str]:
 def _notes(summaries: Sequence[Summary]) -> Iterator[str]:
     yield (
         "`24x32768` is 24 sequences at once of 32,768 tokens each, `full` as many as the memory holds, `4/s` requests "
-        "at that rate. Medians of the repeats; *× first* compares with the first policy at the same point, *of engine* "
-        "with the engine alone, within each repeat; *made/s* is by the replica's own counter. No two prompts begin "
-        "alike, and the prefix cache is off."
+        "at that rate. Medians of the repeats; *× first* compares with the first policy at the same point, *× one GPU* "
+        "with one replica of one rank that has as many sequences as each replica here, *of engine* with the engine "
+        "alone, within each repeat; *made/s* is by the replicas' own counters, *GPU GiB* of the first GPU. No two "
+        "prompts begin alike, and the prefix cache is off."
     )
     yield ""
     for summary in summaries:

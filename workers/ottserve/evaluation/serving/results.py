@@ -8,10 +8,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ottserve.evaluation.serving.layout import Layout
 from ottserve.evaluation.serving.plan import Skipped
 
 FORMAT = 1
 SERVICE, ENGINE = "service", "engine"
+
+Key = tuple[str, str, str, Layout, int]
+"""System, policy, point, layout and the number of the repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Measurement:
     Attributes:
         system: `SERVICE` or `ENGINE`.
         subject: all that the figures depend on; equal subjects need no second measurement.
+        num_replicas, num_ranks: the layout of the service.
     """
 
     system: str
@@ -62,11 +67,18 @@ class Measurement:
     subject: Mapping[str, Any]
     figures: Figures | None
     error: str | None = None
+    num_replicas: int = 1
+    num_ranks: int = 1
 
     @property
-    def key(self) -> tuple[str, str, str, int]:
+    def layout(self) -> Layout:
+        """Over how many GPUs, and how."""
+        return Layout(self.num_replicas, self.num_ranks)
+
+    @property
+    def key(self) -> Key:
         """There is one measurement of each."""
-        return self.system, self.policy, self.point, self.repeat
+        return self.system, self.policy, self.point, self.layout, self.repeat
 
 
 class Results:
@@ -89,7 +101,7 @@ class Results:
         """What is written beside the measurements from now on: machine, model, options; and what was left out."""
         self._about, self._skipped = about, skipped
 
-    def has(self, key: tuple[str, str, str, int], subject: Mapping[str, Any]) -> bool:
+    def has(self, key: Key, subject: Mapping[str, Any]) -> bool:
         """Whether figures of this subject are there already."""
         row = self._rows.get(key)
         return row is not None and row.figures is not None and row.subject == subject
