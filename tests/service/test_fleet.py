@@ -65,6 +65,15 @@ def test_no_replica_is_unavailable(fleet: Fleet, observe: Any) -> None:
         pass
 
 
+def test_slots_that_others_wait_for_are_not_free(fleet: Fleet) -> None:
+    """Three have not been begun on one replica, which has three slots left."""
+    one, other = replace(REPORT, num_waiting=3, slots_free=3), replace(REPORT, replica_id="b", num_running=3)
+    fleet.observe([one, other], {"a", "b"}, 100.0)
+    for number in range(8):  # whatever their prompts would draw
+        with fleet.place(replace(LONG, prompt_ids=(number,) * 9), nobody) as replica_id:
+            assert replica_id == "b"
+
+
 def test_what_was_placed_counts_at_once_and_until_it_ends(fleet: Fleet, observe: Any) -> None:
     observe(a=0, b=1)
     with fleet.place(TASK, nobody) as first, fleet.place(TASK, nobody):

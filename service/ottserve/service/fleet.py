@@ -53,7 +53,7 @@ class Member:
         return Candidate(
             report.replica_id,
             self.others + len(self.placed),
-            report.slots_free - sum(need.slots for need in unseen),
+            report.slots_free - report.num_waiting - sum(need.slots for need in unseen),  # who waits comes first
             report.pages_free + report.pages_cached - sum(need.pages for need in unseen),
         )
 
