@@ -22,8 +22,12 @@ from ottserve.kernels.seal import triton as seal
 ROWS, LENGTH, CHUNK = 17, 1500, 70
 """Rows that fill a GPU, as the shapes that are timed do: so it is their code that is checked. Tokens of each, and of a
 chunk."""
-LARGEST_ERRORS = {torch.float16: 2e-3, torch.bfloat16: 4e-3}
-"""Relative; bf16 rounds probabilities and results by up to 2^-9 of themselves."""
+LIMIT = 2e-3
+"""Relative, against what the reference computes in fp32. Rounding to bf16 what comes out takes 1.66e-3 of it: the root
+mean square of a mantissa's rounding, 2⁻⁸ / √3 · √(3 / (8 ln 2))."""
+ROUNDED_PROBABILITIES = 2.5e-3
+"""Of chunk attention where pages are bf16 themselves: with random values and 1,500 tokens that count alike, rounding
+their probabilities takes another 1.6e-3, independent of the first."""
 TURNED_CODES = 2e-2
 """Of sealed keys that were turned first: sines differ in the last bits, so a key between two codes may take either."""
 
@@ -37,10 +41,17 @@ class Error:
     size: float
 
     @property
+    def limit(self) -> float:
+        """What it may be."""
+        if self.op == "seal" and self.layout.turns_keys:
+            return TURNED_CODES
+        rounds = self.layout.v_bits == EXACT_BITS and self.layout.exact_dtype == torch.bfloat16
+        return ROUNDED_PROBABILITIES if self.op == "attend_prefill" and rounds else LIMIT
+
+    @property
     def is_small(self) -> bool:
         """False for NaN too."""
-        turned_codes = self.op == "seal" and self.layout.turns_keys
-        return self.size <= (TURNED_CODES if turned_codes else LARGEST_ERRORS[self.layout.exact_dtype])
+        return self.size <= self.limit
 
     def __str__(self) -> str:
         return f"{self.op} {self.layout}: {self.size:.1e}"
@@ -53,7 +64,7 @@ def errors(layouts: list[PageLayout], device: torch.device) -> Iterator[Error]:
         case = decode_cases(layout, ROWS, LENGTH, KV_HEADS, GQA, device, outliers, 1)[0]
         frequencies = frequencies_of(layout, device)
         out = decode.attend_decode(case.q, *case.history, frequencies=frequencies)
-        expected = decode_reference.attend_decode(case.q, *case.history, frequencies=frequencies)
+        expected = decode_reference.attend_decode(case.q.float(), *case.history, frequencies=frequencies)
         yield Error("attend_decode", layout, relative(out, expected))
         yield Error("attend_prefill", layout, prefill_error(case.rows(2), frequencies))
         yield Error("seal", layout, seal_error(case, frequencies))
@@ -65,8 +76,8 @@ def prefill_error(case: DecodeCase, frequencies: Tensor | None) -> float:
     drawn = torch.randn(CHUNK + 1, heads + 2 * KV_HEADS, case.layout.head_size, device=device).to(case.q.dtype)
     q, k, v = drawn.split([heads, KV_HEADS, KV_HEADS], 1)
     starts = torch.tensor([0, CHUNK, CHUNK + 1], dtype=torch.int32, device=device)
-    args = q, k, v, starts, *case.history, frequencies
-    return relative(prefill.attend_prefill(*args), prefill_reference.attend_prefill(*args))
+    args = k, v, starts, *case.history, frequencies
+    return relative(prefill.attend_prefill(q, *args), prefill_reference.attend_prefill(q.float(), *args))
 
 
 def seal_error(case: DecodeCase, frequencies: Tensor | None) -> float:
