@@ -111,6 +111,7 @@ def read_config(path: str) -> PretrainedConfig:
     """The configuration of what `model.path` names, without its weights. Raises ValueError as `load_model`."""
     source = find_source(path)
     if source.name == TOY_MODEL:
+        register()
         return toy_model(IMPLEMENTATION).config
     return random_config(source.name) if source.name.startswith(RANDOM_MODEL) else _read_config(source)
 
