@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ottserve.evaluation.ahead import compile_ahead
 from ottserve.evaluation.environment import environment, model_name, versions
 from ottserve.evaluation.policies import REFERENCE, PolicyRow
 from ottserve.evaluation.results import Subject
@@ -55,23 +54,13 @@ def run_suite(model: LoadedModel, suite: Suite, begin: Begin, advance: Callable[
         ValueError: a task or a row is impossible over this model; names it.
         OSError: the report can't be written.
     """
-    compile_ahead(model, [row for task in suite.tasks for row in _lacking(model, suite, task)])
     tables = [_measure(model, suite, task, begin, advance) for task in suite.tasks]
     (suite.out / "tasks.md").write_text(markdown(tables, _measured_on(model)))
     return tables
 
 
-def _lacking(model: LoadedModel, suite: Suite, task: Task) -> list[PolicyRow]:
-    kept = _results(suite, task)
-    return [row for row in suite.rows_of(task) if kept.find(_subject(model, task, row)) is None]
-
-
-def _results(suite: Suite, task: Task) -> TaskResults:
-    return TaskResults(suite.out / f"{task.name}.json")
-
-
 def _measure(model: LoadedModel, suite: Suite, task: Task, begin: Begin, advance: Callable[[int], None]) -> TaskTable:
-    kept = _results(suite, task)
+    kept = TaskResults(suite.out / f"{task.name}.json")
     found: dict[PolicyRow, list[CaseResult]] = {}
     for row in suite.rows_of(task):
         subject = _subject(model, task, row)
