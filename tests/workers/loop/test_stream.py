@@ -83,3 +83,16 @@ async def test_a_chunk_that_comes_when_its_turn_has_come_is_one_message() -> Non
     assert (await asyncio.wait_for(stream.take(), 0.01)).text == "yz"
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(stream.take(), 0.06)
+
+
+async def test_a_chunk_that_comes_between_turn_and_reader_is_part_of_the_message() -> None:
+    """Also where the clock does not agree yet that it is the stream's turn: a timer may be early."""
+    stream = Stream("a", interval_s=0.02, clock=lambda: 0.0)
+    stream.put(TextChunk("a", "x", (1,)))
+    await stream.take()
+    stream.put(TextChunk("a", "y", (2,)))
+    await asyncio.sleep(0.04)
+    stream.put(TextChunk("a", "z", (3,)))
+    assert (await asyncio.wait_for(stream.take(), 0.01)).text == "yz"
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(stream.take(), 0.06)
