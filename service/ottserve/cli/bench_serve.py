@@ -66,7 +66,7 @@ def bench_serve(
     """Start the real service for each policy, measure it with gRPC callers, then its engine alone at the same points.
 
     Each point is kept in --out as soon as it is measured; the same command goes on where another was cut short. With
-    --setting deployment.num_replicas=2 or model.tensor_parallel=2 it puts several GPUs beside one in the same --out. The
+    --setting deployment.num_replicas=2 or model.tensor_parallel=2 it puts several GPUs beside one in that folder. The
     model random:llama-3-8b:unread fills its cache without computing prompts, for decode rates at long contexts.
     Meant for an otherwise idle machine.
     """
