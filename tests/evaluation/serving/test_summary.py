@@ -90,6 +90,13 @@ def test_the_report_says_what_it_was_measured_on_and_what_was_left_out(summaries
     assert page.count("| ott | 24x32768 |") == 2 and "](p.png)" in page
 
 
+def test_two_runs_may_write_one_file(tmp_path: Path, measurements: list[Measurement]) -> None:
+    runs = [Results(tmp_path / "results.json") for _ in range(2)]
+    for number, measurement in enumerate(measurements):
+        runs[number % 2].add(measurement)
+    assert Results(tmp_path / "results.json").measurements == measurements
+
+
 def _spread_over(layout: Layout, point: str, rate: float) -> Measurement:
     sizes = {"num_replicas": layout.num_replicas, "num_ranks": layout.num_ranks}
     return Measurement(SERVICE, "ott", point, 0, SUBJECT, Figures(tokens_per_s=rate), **sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -82,13 +83,11 @@ class Measurement:
 
 
 class Results:
-    """The file; read once and written whole at every new measurement."""
+    """The file; written whole at every new measurement, with what another run has written there meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        content = json.loads(path.read_text()) if path.exists() else {}
-        rows = content["measurements"] if content.get("format") == FORMAT else []
-        self._rows = {row.key: row for row in map(_measurement, rows)}
+        self._rows = _read(path)
         self._about: Mapping[str, Any] = {}
         self._skipped: Sequence[Skipped] = ()
 
@@ -108,6 +107,7 @@ class Results:
 
     def add(self, measurement: Measurement) -> None:
         """Keep a measurement in place of an older one of the same."""
+        self._rows = _read(self._path)
         self._rows.pop(measurement.key, None)
         self._rows[measurement.key] = measurement
         content = {
@@ -118,9 +118,15 @@ class Results:
             "measurements": [asdict(row) for row in self._rows.values()],
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self._path.with_suffix(".tmp")
+        unfinished = self._path.with_suffix(f".{os.getpid()}.tmp")
         unfinished.write_text(json.dumps(content, indent=1) + "\n")
         unfinished.replace(self._path)
+
+
+def _read(path: Path) -> dict[Key, Measurement]:
+    content = json.loads(path.read_text()) if path.exists() else {}
+    rows = content["measurements"] if content.get("format") == FORMAT else []
+    return {row.key: row for row in map(_measurement, rows)}
 
 
 def _measurement(row: dict[str, Any]) -> Measurement:
