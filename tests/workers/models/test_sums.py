@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 
 from ottserve.workers.models.sums import GroupSums, PeerSums, find_sums
 
-WEIGHT, BIAS = torch.randn(6, 5), torch.randn(6)
+WEIGHT, BIAS = torch.randn(6, 5), torch.randn(6)  # two rows of a product are 48 bytes, three are 72
 
 
 class TwoAlike(PeerSums):
@@ -34,7 +34,8 @@ def test_small_products_go_through_peers_memory(sums: PeerSums, shape: tuple[int
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype"), [((1, 5, 5), torch.float32), ((0, 5), torch.float32), ((1, 5), torch.half)]
+    ("shape", "dtype"),
+    [((1, 3, 5), torch.float32), ((1, 5, 5), torch.float32), ((0, 5), torch.float32), ((1, 5), torch.half)],
 )
 def test_what_the_buffer_can_not_hold_goes_by_the_group(
     sums: PeerSums, shape: tuple[int, ...], dtype: torch.dtype

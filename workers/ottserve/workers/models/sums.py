@@ -17,6 +17,8 @@ from torch.nn import functional
 PEER_BYTES = 2 * 2**20
 """Most that a rank reads of all others for one sum; above, it is bandwidth that counts."""
 
+ALIGNMENT = 16  # bytes that a thread reads at a time
+
 PEER_DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -56,7 +58,7 @@ class PeerSums:
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See `Sums`."""
         rows, width = input.numel() // input.shape[-1], weight.shape[0]
-        if not 0 < rows * width <= len(self._buffer) or weight.dtype != self._buffer.dtype:
+        if not self._holds(rows * width) or weight.dtype != self._buffer.dtype:
             return self._by_group.linear(input, weight, bias)
         partial = self._buffer[: rows * width].view(rows, width)
         flat = input.reshape(rows, -1)
@@ -65,6 +67,10 @@ class PeerSums:
         else:
             torch.addmm(bias, flat, weight.t(), out=partial)
         return self.sum(partial).view(*input.shape[:-1], width)
+
+    def _holds(self, size: int) -> bool:
+        """Whether so many elements are a small sum, and end where the kernel can."""
+        return 0 < size <= len(self._buffer) and size * self._buffer.itemsize % ALIGNMENT == 0
 
     def sum(self, partial: Tensor) -> Tensor:
         """The sum of what each rank has written at the beginning of its buffer."""
