@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import urllib.request
@@ -13,7 +14,7 @@ import pytest
 from ray import serve
 
 from ottserve.workers.api import AbortResult, FinishReason, GenerationTask
-from ottserve.workers.replica import Place, Replica
+from ottserve.workers.replica import SWITCH_INTERVAL_S, Place, Replica
 from ottserve.workers.settings import EngineSettings
 
 SETTINGS = EngineSettings.model_validate({"metrics": {"host": "0.0.0.0"}, "output": {"message_interval_ms": 0}})
@@ -48,6 +49,11 @@ def test_generate(handle: Any, make_task: Callable[..., GenerationTask]) -> None
     chunks = list(handle.options(stream=True).generate.remote(make_task(num_tokens=5)))
     assert "".join(chunk.text for chunk in chunks) == "<1><2><3><4><5>"
     assert chunks[-1].finish.reason is FinishReason.LENGTH
+
+
+def test_threads_of_a_replica_soon_give_way_to_each_other(handle: Any) -> None:
+    handle.info.remote().result()
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S) and SWITCH_INTERVAL_S <= 0.001
 
 
 def test_cancelling_the_stream_frees_the_slot(handle: Any, make_task: Callable[..., GenerationTask]) -> None:

@@ -6,6 +6,7 @@ How to load an engine and where this is are handed in, as functions to call wher
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -24,6 +25,10 @@ from ottserve.workers.settings import EngineSettings
 log = structlog.get_logger("ottserve.replica")
 
 LoadEngine = Callable[[EngineSettings, Progress], EngineLike]
+
+SWITCH_INTERVAL_S = 0.001
+"""For how long one thread may keep the interpreter while another wants it. A step gives it up at each of its some forty
+calls of torch, and by default may have to wait 5 ms for it each time while messages are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,7 @@ class Replica:
     ) -> None:
         """`load_engine` runs on the engine thread. Work pending and no step for `stall_s` is a fault."""
         configure_logs()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         here = place()
         self._replica_id = here.replica_id
         self._stall_s = stall_s
