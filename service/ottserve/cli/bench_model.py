@@ -87,33 +87,40 @@ def bench_host(
     temperature: Annotated[float, typer.Option(help="As a request asks for it.", min=0)] = 0.0,
     top_p: Annotated[float, typer.Option(help="As a request asks for it.", min=0.001, max=1)] = 1.0,
     device_ms: Annotated[float, typer.Option(help="Time of a step on a simulated device.", min=0)] = 5.4,
+    simulated: Annotated[bool, typer.Option(help="Time the host alone as well, and beside a simulated device.")] = True,
     out: Out = Path("bench-host.json"),
     model: Model = "random:llama-tiny",
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
     """Time what a decode step costs the host, by file, and how much of it a device would wait for, without overlap and
-    with it: an engine whose forward pass computes nothing."""
+    with it: an engine whose forward pass computes nothing. Then how long this device waits, whose model computes."""
     from ottserve.evaluation import host_exposed
+    from ottserve.evaluation.device_idle import time_idle
     from ottserve.evaluation.host_time import COLUMNS, time_host
     from ottserve.evaluation.policies import parse_policy
     from ottserve.workers.api import OttserveError, SamplingParams
 
-    found, exposed = [], []
+    found: list[dict[str, Any]] = []
     try:
         row, sampling = parse_policy(policy), SamplingParams(temperature, top_p=top_p)
         loaded = load(model, dtype, device)
         for num_rows in rows or [1, 64]:
             timed = loaded, row, num_rows, context, steps, sampling
-            found.append(time_host(*timed))
-            exposed.append(host_exposed.time_exposed(*timed, device_ms))
+            told: dict[str, Any] = {"num_rows": num_rows}
+            if simulated:
+                time, exposed = time_host(*timed), host_exposed.time_exposed(*timed, device_ms)
+                print_table(f"host, {num_rows} rows at {time.context:,}", COLUMNS, time.rows)
+                print_table("idle, simulated device", host_exposed.COLUMNS, [each.cells for each in exposed])
+                told |= asdict(time) | {"exposed": list(map(asdict, exposed))}
+            idle = time_idle(*timed)
+            print_table(
+                f"idle, {loaded.device.type}, {num_rows} rows", host_exposed.COLUMNS, [one.cells for one in idle]
+            )
+            found.append(told | {"idle": list(map(asdict, idle))})
     except (ValueError, OttserveError) as error:
         fail(str(error))
-    for time, both in zip(found, exposed, strict=True):
-        print_table(f"host, {time.num_rows} rows at {time.context:,}", COLUMNS, time.rows)
-        print_table("idle, simulated device", host_exposed.COLUMNS, [each.cells for each in both])
-    rows_of = zip(map(asdict, found), exposed, strict=True)
-    finish("ottserve bench-host", loaded, [time | {"exposed": list(map(asdict, both))} for time, both in rows_of], out)
+    finish("ottserve bench-host", loaded, found, out)
 
 
 def finish(command: str, model: LoadedModel, rows: list[dict[str, Any]], out: Path) -> None:

@@ -39,7 +39,7 @@ class Exposed:
     Attributes:
         num_rows: sequences that decode.
         overlap: as the setting `scheduler.overlap`.
-        device_ms: time of a step on the simulated device.
+        device_ms: time of a step on the device.
         idle_us: for how long it had nothing to do before a step, the middle one of those timed.
     """
 
@@ -56,7 +56,7 @@ class Exposed:
     @property
     def cells(self) -> tuple[str, ...]:
         """Of `COLUMNS`."""
-        return "on" if self.overlap else "off", f"{self.device_ms:g}", f"{self.idle_us:,.0f}", f"{self.share:.1%}"
+        return "on" if self.overlap else "off", f"{self.device_ms:.3g}", f"{self.idle_us:,.0f}", f"{self.share:.1%}"
 
 
 def time_exposed(

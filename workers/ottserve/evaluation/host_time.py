@@ -140,8 +140,9 @@ def silent(model: LoadedModel) -> Callable[[Runner, StepTensors], Tensor]:
 
 
 def _fill(engine: Engine, num_rows: int, context: int, num_new: int, sampling: SamplingParams) -> None:
+    num_words = min(VOCABULARY, engine.model_info.vocab_size)
     for index in range(num_rows):
-        prompt = tuple((index + position) % VOCABULARY for position in range(context))
+        prompt = tuple((index + position) % num_words for position in range(context))
         params = replace(sampling, seed=index)
         engine.add(GenerationTask(str(index), prompt, params, StopParams(num_new, ignore_eos=True), time.time()))
     waiting = {str(index) for index in range(num_rows)}

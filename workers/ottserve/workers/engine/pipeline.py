@@ -44,6 +44,7 @@ class Pipeline:
     """Launches steps and commits them, in their order; two are on their way at most.
 
     Attributes:
+        overlaps: whether a step is launched before the one before is read; may be set between steps.
         tally: what has been counted.
         last_step_at: UNIX time when a step was last committed; None before.
     """
@@ -57,12 +58,12 @@ class Pipeline:
         overlaps: bool,
         now: Callable[[], float],
     ) -> None:
+        self.overlaps = overlaps and not computer.needs_tokens
         self.tally = Tally()
         self.last_step_at: float | None = None
         self._scheduler = scheduler
         self._requests = requests
         self._computer = computer
-        self._overlaps = overlaps and not computer.needs_tokens
         self._now = now
         self._begun: _Step | None = None
 
@@ -76,7 +77,7 @@ class Pipeline:
             events += self._land(before)
             if self._begun is None:
                 events += self._launch(None)
-        if not self._overlaps and (step := self._take_begun()) is not None:
+        if not self.overlaps and (step := self._take_begun()) is not None:
             events += self._land(step)
         if self._scheduler.is_idle:
             self._begun = None  # whatever the device still computes is nobody's
