@@ -59,7 +59,7 @@ def _by_length(outcomes: Sequence[Outcome], path: Path) -> None:
             middles = [quality.first_position + (part + 0.5) * step for part in range(NUM_PARTS)]
             panel.plot(middles, _gaps(quality.kl_by_length), color=f"C{index}", marker="o", label=outcome.policy)
         panel.set(title=title, xlabel="position", ylabel="KL, nats", yscale="log")
-        panel.legend(fontsize="small")
+    _legend(figure, axes[0, 0])
     figure.savefig(path, dpi=DPI)
 
 
@@ -73,7 +73,7 @@ def _since_seal(outcomes: Sequence[Outcome], path: Path) -> None:
             values = _gaps(outcome.quality.kl_since_seal)
             panel.plot(middles, values, color=f"C{index}", marker="o", label=outcome.policy)
         panel.set(title=title, xlabel="since the last seal, groups", ylabel="KL, nats", yscale="log", xlim=(0, 1))
-        panel.legend(fontsize="small")
+    _legend(figure, axes[0, 0])
     figure.savefig(path, dpi=DPI)
 
 
@@ -88,7 +88,7 @@ def _by_layer(outcomes: Sequence[Outcome], path: Path) -> None:
                 scores.plot(outcome.attention.scores_by_layer, marker=".", label=outcome.policy)
         output.set(title=title, xlabel="layer", ylabel="output error, relative L2", ylim=(0, None))
         scores.set(title=title, xlabel="layer", ylabel="score error, share of attention", ylim=(0, None))
-        output.legend(fontsize="small")
+    _legend(figure, axes[0, 0])
     figure.savefig(path, dpi=DPI)
 
 
@@ -128,6 +128,11 @@ def _pareto(points: Sequence[Point], path: Path) -> None:
         panel.margins(x=0.25)
         panel.grid(alpha=0.3)
     figure.savefig(path, dpi=DPI)
+
+
+def _legend(figure: Any, panel: Any) -> None:
+    """One legend for all panels, that of the first, beside them: with many rows it would cover lines inside."""
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
 
 
 def _gaps(values: Sequence[float | None]) -> list[float]:
