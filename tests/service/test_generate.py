@@ -201,3 +201,18 @@ async def test_a_silent_channel_stays_alive_under_keepalive_pings(start: Any) ->
         await asyncio.sleep(0.1)
         states.add(gateway.channel.get_state())
     assert states == {grpc.ChannelConnectivity.READY}
+
+
+async def test_a_task_tells_how_many_streams_the_gateway_carries(gateway: Any, replicas: Any, until: Any) -> None:
+    """Those that have ended no more."""
+    replicas.pause_s = 0.05
+    calls = [gateway.stub.GenerateStream(request(50)) for _ in range(2)]
+    for call in calls:
+        await call.read()
+    assert [task.num_streams for task in replicas.tasks] == [1, 2]
+    for call in calls:
+        call.cancel()
+    await until(lambda: not replicas.live)
+    replicas.pause_s = 0.0
+    await gateway.stub.Generate(request(1))
+    assert replicas.tasks[-1].num_streams == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 import structlog
 
@@ -67,6 +68,7 @@ class Generations:
             task = await validate.generation_task(request, served, self._settings.default_max_new_tokens, arrival)
             permit.claim(task)
             accepted(task)
+            task = replace(task, num_streams=self._turns.num_taken + 1)
             if self._settings.log_prompts:
                 log.info("prompt", request_id=task.request_id, prompt=_prompt(request))
             chunks = self._metrics.measured(Router(served.replicas).stream(task), arrival.received_at)

@@ -33,6 +33,11 @@ class Turns:
         """Requests that wait for their turn."""
         return len(self._waiting)
 
+    @property
+    def num_taken(self) -> int:
+        """Requests that are at the replicas."""
+        return self._num_taken
+
     @asynccontextmanager
     async def turn(self, caller: str, cost: float, priority: int) -> AsyncIterator[None]:
         """Waits for a place and holds it until the scope is left. A place once given is never taken back."""

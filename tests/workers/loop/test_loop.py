@@ -6,6 +6,8 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from ottserve.workers.api import (
     Unavailable,
 )
 from ottserve.workers.loop import MAX_FAILED_STEPS, EngineLoop, Phase
+from ottserve.workers.stream import MESSAGE_S
 
 MakeTask = Callable[..., GenerationTask]
 LONG = 100_000
@@ -59,6 +62,22 @@ async def test_concatenated_chunks_are_the_answer(make_loop: Any, make_task: Mak
     assert "".join(chunk.text for chunk in chunks) == "".join(f"<{i}>" for i in range(1, 51))
     assert [i for chunk in chunks for i in chunk.token_ids] == list(range(1, 51))
     assert [chunk.finish is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+async def test_streams_of_other_replicas_make_messages_rarer(make_loop: Any, make_task: MakeTask) -> None:
+    """One gateway carries them all. What the newest task tells counts, in proportion to the streams that are left."""
+    loop, _ = await make_loop()
+    one = loop.generate(replace(make_task("one", num_tokens=LONG), num_streams=1))
+    await anext(one)
+    assert loop._num_carried() == 1
+    other = loop.generate(replace(make_task("other", num_tokens=LONG), num_streams=100))
+    await anext(other)
+    assert loop._num_carried() == 100
+    told = [time.monotonic() for _ in range(3) if await anext(other)]
+    assert min(later - earlier for earlier, later in pairwise(told)) > 0.9 * 100 * MESSAGE_S
+    await one.aclose()
+    assert loop._num_carried() == 50
+    await other.aclose()
 
 
 async def test_messages_are_rarer_than_tokens(make_loop: Any, make_task: MakeTask) -> None:

@@ -132,6 +132,7 @@ class GenerationTask:
         form: what the answer must look like, or None.
         traceparent: W3C trace context of the call, or empty.
         replica_id: of the replica that it goes to; empty until one is chosen.
+        num_streams: how many its gateway carries as it comes, itself included, over all replicas.
     """
 
     request_id: str
@@ -149,6 +150,7 @@ class GenerationTask:
     form: Form | None = None
     traceparent: str = ""
     replica_id: str = ""
+    num_streams: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,7 @@ class EngineLoop:
         self._events = asyncio.get_running_loop()
         self._ready: asyncio.Future[EngineFacts] = self._events.create_future()
         self._streams: dict[Ticket, Stream] = {}
+        self._share = 1.0
         self._idle = asyncio.Event()
         self._idle.set()
         self._advanced_at = clock()
@@ -180,11 +181,16 @@ class EngineLoop:
         if not self._streams:
             self._advanced_at = self._clock()
         stream = self._streams[ticket] = Stream(
-            ticket.task.request_id, self._interval_s, self._clock, ticket.task.n, self._streams.__len__
+            ticket.task.request_id, self._interval_s, self._clock, ticket.task.n, self._num_carried
         )
+        self._share = max(1.0, ticket.task.num_streams / len(self._streams))
         self._idle.clear()
         self._thread.submit(ticket)
         return stream
+
+    def _num_carried(self) -> float:
+        """Streams that the gateway carries, other replicas' included: as the newest task told, in proportion since."""
+        return len(self._streams) * self._share
 
     def _end_at(self, deadline_at: float | None, stream: Stream) -> asyncio.TimerHandle | None:
         if deadline_at is None:

@@ -31,14 +31,14 @@ class Stream:
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
         num_samples: int = 1,
-        num_streams: Callable[[], int] = lambda: 1,
+        num_streams: Callable[[], float] = lambda: 1.0,
     ) -> None:
         """Gather the answer of `num_samples` samples.
 
         Args:
             interval_s: the least time between two rounds of messages, each of one message for every sample of which
                 something is there; the first round and the last never wait for it.
-            num_streams: how many there are that send at once, this one included.
+            num_streams: how many send at once to the same gateway, this one included.
         """
         self.request_id = request_id
         self._interval_s = interval_s
