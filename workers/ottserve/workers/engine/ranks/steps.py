@@ -5,9 +5,8 @@ What the numbers mean, and how a step came about, is not known here: a field mor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
@@ -19,7 +18,7 @@ from ottserve.workers.kv.step import StepTensors
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Stands for a tensor of integers below 2³¹."""
+    """Stands for a tensor of 32-bit or 64-bit integers."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -39,19 +38,26 @@ def outline(step: StepTensors) -> Outline:
 
 def broadcast(step: StepTensors) -> None:
     """Called by rank 0 alone, while the others `receive`."""
-    distributed.broadcast(torch.cat([tensor.flatten().int() for tensor in _leaves(step, Tensor)]), src=0)
+    tensors = list(_leaves(step, Tensor))
+    distributed.broadcast(torch.cat([tensors[index].flatten().view(torch.int32) for index in _order(tensors)]), src=0)
 
 
 def receive(outlined: Outline, device: torch.device) -> StepTensors:
     """Called by all ranks but 0, while that one calls `broadcast`."""
     places = list(_leaves(outlined.step, Place))
-    ends = accumulate((prod(place.shape) for place in places), initial=0)
-    parts = list(pairwise(ends))
-    numbers = torch.empty(parts[-1][1], dtype=torch.int32, device=device)
+    order = _order(places)
+    sizes = [prod(places[index].shape) * places[index].dtype.itemsize // torch.int32.itemsize for index in order]
+    numbers = torch.empty(sum(sizes), dtype=torch.int32, device=device)
     distributed.broadcast(numbers, src=0)
-    tensors = (numbers[begin:end] for begin, end in parts)
-    step: StepTensors = _replaced(outlined.step, lambda place: next(tensors).view(place.shape).to(place.dtype))
+    parts = dict(zip(order, numbers.split(sizes), strict=True))
+    tensors = (parts[index].view(place.dtype).view(place.shape) for index, place in enumerate(places))
+    step: StepTensors = _replaced(outlined.step, lambda _: next(tensors))
     return step
+
+
+def _order(leaves: Sequence[Tensor | Place]) -> list[int]:
+    """In which they lie: the longer integers first, so that each begins where its size divides the offset."""
+    return sorted(range(len(leaves)), key=lambda index: -leaves[index].dtype.itemsize)
 
 
 def _leaves(value: Any, kind: type) -> Iterator[Any]:
