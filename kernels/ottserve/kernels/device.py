@@ -151,6 +151,24 @@ def pick_fine(p_page, o_d, b_scale, LAYOUT: tl.constexpr):
 
 
 @triton.jit
+def fine_queries(p_page, p_scale, p_queries, b_inverse, LAYOUT: tl.constexpr):
+    """Fine channels of queries times the channels' scales, fp16 `[F, M]`.
+
+    They are read anew, by the page's own list of channels: near as they are, that is a small part of what it costs to
+    pick them out of registers, by a product with a matrix of ones and zeros.
+
+    Args:
+        p_queries: `[M]`, where each query begins.
+        b_inverse: fp32 `[M]`, what each is multiplied by so that it fits fp16; 0 for what is no query.
+    """
+    p_channels = (p_page + LAYOUT.fine_channels_at).to(tl.pointer_type(tl.uint8))
+    b_channels = tl.load(p_channels + tl.arange(0, LAYOUT.k_fine)).to(tl.int32)
+    b_scale = tl.load(p_scale.to(tl.pointer_type(tl.float16)) + b_channels)
+    b_q = tl.load(p_queries[None, :] + b_channels[:, None]).to(tl.float32) * b_inverse[None, :]
+    return b_q.to(tl.float16) * b_scale[:, None]
+
+
+@triton.jit
 def load_keys_exact(p_page, o_d, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, EXACT: tl.constexpr):
     """Keys of a block kept at 16 bit, EXACT `[ROWS, BD]`."""
     D: tl.constexpr = LAYOUT.head_size

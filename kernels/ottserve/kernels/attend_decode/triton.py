@@ -19,13 +19,13 @@ from ottserve.kernels.device import (
     accumulate_exact,
     as_operand,
     field_units,
+    fine_queries,
     finite_max,
     largest_of,
     load_channels,
     load_fine_keys,
     load_scales,
     loaders,
-    pick_fine,
     prefetch_sectors,
     replaced_bias,
 )
@@ -40,18 +40,30 @@ VECTORS = ["p_page_table", "p_num_pages", "p_slot_ids", "p_lengths", "p_outlier_
 
 
 @triton.jit
-def load_queries(p_q, o_d, o_heads, GQA: tl.constexpr, D: tl.constexpr, stride_head):
-    """Queries `[BD, HEADS]` fp32, each head over a power of two that bounds it, and those powers `[HEADS]`."""
-    in_q = (o_d < D)[:, None] & (o_heads < GQA)[None, :]
-    b_q = tl.load(p_q + o_heads[None, :] * stride_head + o_d[:, None], mask=in_q, other=0.0).to(tl.float32)
+def load_queries(p_queries, o_d, is_head, D: tl.constexpr):
+    """Queries `[BD, HEADS]` fp32, each times the inverse of a power of two that bounds it, and the exponents `[HEADS]`.
+
+    Queries of less than 2^−100 count as that small: inverses would be infinite.
+    """
+    in_q = (o_d < D)[:, None] & is_head[None, :]
+    b_q = tl.load(p_queries[None, :] + o_d[:, None], mask=in_q, other=0.0).to(tl.float32)
     largest = tl.max(tl.abs(b_q), 0)
-    bound = tl.exp2(tl.ceil(tl.log2(tl.where(largest > 0, largest, 1.0))))
-    return b_q / bound[None, :], bound
+    b_exponent = tl.maximum(tl.ceil(tl.log2(tl.where(largest > 0, largest, 1.0))), -100.0)
+    return b_q * tl.exp2(-b_exponent)[None, :], b_exponent
 
 
 @triton.jit
 def packed_scores(
-    p_page, o_d, b_q, b_codes, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, IN_ASM: tl.constexpr
+    p_page,
+    o_d,
+    b_q,
+    p_queries,
+    b_inverse,
+    b_codes,
+    LAYOUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    IN_ASM: tl.constexpr,
 ):
     """Scores fp32 `[ROWS, HEADS]` of a block of codes: the query times scale over codes, plus the query over zeros."""
     PART: tl.constexpr = BLOCK * ROWS * LAYOUT.k_subgroups // LAYOUT.group
@@ -66,7 +78,7 @@ def packed_scores(
     b_scores = tl.fma(b_raw, b_unit, b_offset)
     if LAYOUT.k_fine:
         b_fine = load_fine_keys(p_page, LAYOUT, BLOCK, ROWS, IN_ASM)
-        b_fine_q = tl.dot(pick_fine(p_page, o_d, b_scale, LAYOUT), b_q).to(b_q.dtype)
+        b_fine_q = fine_queries(p_page, p_scale, p_queries, b_inverse, LAYOUT)
         b_unit = field_units(24 + LAYOUT.k_bits, BLOCK, ROWS, LAYOUT.k_fine_bits, LAYOUT.fine_rows)
         b_scores = tl.fma(tl.dot(b_fine, b_fine_q), tl.broadcast_to(b_unit[:, None], b_scores.shape), b_scores)
     return b_scores
@@ -79,6 +91,8 @@ def page_scores(
     p_frequencies,
     o_d,
     b_q,
+    p_queries,
+    b_inverse,
     LAYOUT: tl.constexpr,
     LOAD_KEYS: tl.constexpr,
     KEY_MODE: tl.constexpr,
@@ -94,7 +108,7 @@ def page_scores(
             if LAYOUT.k_bits == 16:
                 b_s = tl.dot(b_k, b_q)
             else:
-                b_s = packed_scores(p_page, o_d, b_q, b_k, LAYOUT, block, ROWS, KEY_MODE)
+                b_s = packed_scores(p_page, o_d, b_q, p_queries, b_inverse, b_k, LAYOUT, block, ROWS, KEY_MODE)
         b_s += replaced_bias(p_page, LAYOUT, block, ROWS)[:, None]
         scores = scores + (b_s,)  # type: ignore[assignment]
     return scores
@@ -108,6 +122,8 @@ def attend_pages(
     last,
     i_head,
     b_q,
+    p_queries,
+    b_inverse,
     b_factor,
     o_d,
     p_frequencies,
@@ -138,7 +154,22 @@ def attend_pages(
         if LAYOUT.v_bits != 16:
             p_next = p_pages + (page_id.to(tl.int64) * J + i_head) * LAYOUT.words
             prefetch_sectors(p_next + LAYOUT.value_scale_at, 2 * LAYOUT.value_scale_words, VALUE_MODE)
-        scores = page_scores(p_page, i_page * LAYOUT.group, p_frequencies, o_d, b_q, LAYOUT, LOAD_KEYS, KEY_MODE, ROWS)
+            if LAYOUT.k_fine:
+                prefetch_sectors(p_next + LAYOUT.key_scale_at, LAYOUT.key_scale_words, VALUE_MODE)
+                prefetch_sectors(p_next + LAYOUT.fine_channels_at, max(16, LAYOUT.k_fine // 2), VALUE_MODE)
+        scores = page_scores(
+            p_page,
+            i_page * LAYOUT.group,
+            p_frequencies,
+            o_d,
+            b_q,
+            p_queries,
+            b_inverse,
+            LAYOUT,
+            LOAD_KEYS,
+            KEY_MODE,
+            ROWS,
+        )
         new_max = tl.max(largest_of(scores), 0) * b_factor
         if LAYOUT.v_bits != 16:
             largest_scale = tl.max(load_scales(p_page + LAYOUT.value_scale_at, 0, LAYOUT.group), 0).to(tl.float32)
@@ -266,9 +297,10 @@ def attend_split_kernel(
     p_part_sum += ((i_row * J + i_head) * num_splits + i_split) * GQA
     length = tl.load(p_lengths + i_row)
     num_pages = tl.where(length > 0, tl.load(p_num_pages + i_row), 0)
-    p_q += i_row.to(tl.int64) * stride_row + i_head * GQA * stride_head
-    b_q, b_bound = load_queries(p_q, o_d, o_heads, GQA, D, stride_head)
-    b_factor = b_bound * scale_log2
+    m_heads = o_heads < GQA
+    p_queries = p_q + i_row.to(tl.int64) * stride_row + (i_head * GQA + tl.where(m_heads, o_heads, 0)) * stride_head
+    b_q, b_exponent = load_queries(p_queries, o_d, m_heads, D)
+    b_factor = tl.exp2(b_exponent) * scale_log2
     if i_split >= page_splits:
         slot = tl.load(p_slot_ids + i_row).to(tl.int64) * J + i_head
         num_outliers = tl.where(length > 0, tl.load(p_outlier_count + slot), 0)
@@ -300,6 +332,8 @@ def attend_split_kernel(
             tl.minimum(first + pages_each, num_pages),
             i_head,
             b_q.to(EXACT if LAYOUT.k_bits == 16 else tl.float16),
+            p_queries,
+            tl.where(m_heads, tl.exp2(-b_exponent), 0.0),
             b_factor,
             o_d,
             p_frequencies,
@@ -312,7 +346,6 @@ def attend_split_kernel(
             ROWS,
             STAGES,
         )
-    m_heads = o_heads < GQA
     tl.store(p_part_max + o_heads, b_max, mask=m_heads)
     tl.store(p_part_sum + o_heads, b_sum, mask=m_heads)
     tl.store(p_part + o_heads[None, :] * D + o_d[:, None], b_out, mask=m_heads[None, :] & (o_d < D)[:, None])
