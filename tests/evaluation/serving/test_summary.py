@@ -142,3 +142,12 @@ def test_pictures_have_a_panel_for_decode_rates_sequences_and_offered_load(
     offered = _measured(SERVICE, "ott", [5.0], "4/s", first_token_p99_s=1.0, inter_token_p99_s=0.1)
     draw(summarise([*measurements, *full, *offered], ["fp16", "ott"]), tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_has_no_row_for_points_that_are_not_there(tmp_path: Path) -> None:
+    offered = _measured(SERVICE, "ott", [5.0], "4/s", first_token_p50_s=0.5, first_token_p99_s=1.0)
+    draw(summarise(offered, ["ott"]), tmp_path / "one.png")
+    full = _measured(SERVICE, "ott", [5.0], "fullx2048", sequences=7)
+    draw(summarise([*full, *offered], ["ott"]), tmp_path / "both.png")
+    heights = [int.from_bytes((tmp_path / name).read_bytes()[20:24]) for name in ("one.png", "both.png")]
+    assert heights[1] == 2 * heights[0]

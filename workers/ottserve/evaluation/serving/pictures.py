@@ -14,25 +14,20 @@ from ottserve.evaluation.serving.summary import Spread, Summary
 
 
 def draw(summaries: Sequence[Summary], path: Path) -> None:
-    """Write the picture: decode rates and sequences by context; under offered load, tokens and times by rate.
+    """Write the picture, as far as there are such points: decode rates and sequences by context; under offered load,
+    tokens and times by rate.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
-    figure, axes = panels(2, 2)
+    kinds = {type(point) for summary in summaries for point in parse_points(summary.point)}
+    rows = [(fill, label) for kind, fill, label in ROWS if kind in kinds]
+    figure, axes = panels(len(rows), 2)
     policies = list(dict.fromkeys(summary.policy for summary in summaries))
-    for index, policy in enumerate(policies):
-        own = [summary for summary in summaries if summary.policy == policy]
-        _decodes(axes[0], own, policy, f"C{index}")
-        _offered(axes[1], own, policy, f"C{index}")
-    axes[0, 0].set(
-        xlabel="context, tokens", ylabel="tokens/s", title="all sequences decode", xscale="log", yscale="log"
-    )
-    axes[0, 1].set(
-        xlabel="context, tokens", ylabel="sequences at once", title="memory full", xscale="log", yscale="log"
-    )
-    axes[1, 0].set(xlabel="requests/s", ylabel="tokens/s", title="offered load")
-    axes[1, 1].set(xlabel="requests/s", ylabel="ms", title="first token (—), between tokens (- -), p99", yscale="log")
+    for row, (fill, label) in zip(axes, rows, strict=True):
+        for index, policy in enumerate(policies):
+            fill(row, [summary for summary in summaries if summary.policy == policy], policy, f"C{index}")
+        label(row)
     for panel in axes.flat:
         panel.grid(alpha=0.3)
         if panel.has_data():
@@ -40,6 +35,17 @@ def draw(summaries: Sequence[Summary], path: Path) -> None:
         else:
             panel.set_axis_off()
     figure.savefig(path, dpi=DPI)
+
+
+def _label_decodes(row: Any) -> None:
+    row[0].set(xlabel="context, tokens", ylabel="tokens/s", title="all sequences decode", xscale="log", yscale="log")
+    row[1].set(xlabel="context, tokens", ylabel="sequences at once", title="memory full", xscale="log", yscale="log")
+
+
+def _label_offered(row: Any) -> None:
+    row[0].set(xlabel="requests/s", ylabel="tokens/s", title="offered load")
+    title = "first token (—), between tokens (- -): p99 (●), p50 (▽)"
+    row[1].set(xlabel="requests/s", ylabel="ms", title=title, yscale="log")
 
 
 def _decodes(row: Any, summaries: Sequence[Summary], policy: str, color: str) -> None:
@@ -63,11 +69,13 @@ def _decodes(row: Any, summaries: Sequence[Summary], policy: str, color: str) ->
 
 def _offered(row: Any, summaries: Sequence[Summary], policy: str, color: str) -> None:
     panels_and_fields = (
-        (row[0], "tokens_per_s", "-", 1.0),
-        (row[1], "first_token_p99_s", "-", 1e3),
-        (row[1], "inter_token_p99_s", "--", 1e3),
+        (row[0], "tokens_per_s", "-", "o", 1.0),
+        (row[1], "first_token_p99_s", "-", "o", 1e3),
+        (row[1], "first_token_p50_s", "-", "v", 1e3),
+        (row[1], "inter_token_p99_s", "--", "o", 1e3),
+        (row[1], "inter_token_p50_s", "--", "v", 1e3),
     )
-    for panel, field, style, factor in panels_and_fields:
+    for panel, field, style, marker, factor in panels_and_fields:
         marks = []
         for summary in summaries:
             (point,) = parse_points(summary.point)
@@ -76,7 +84,8 @@ def _offered(row: Any, summaries: Sequence[Summary], policy: str, color: str) ->
                 scaled = Spread(spread.median * factor, spread.least * factor, spread.most * factor)
                 marks.append((point.requests_per_s, scaled))
         if marks:
-            _plot(panel, marks, policy, color, style, "o")
+            label = policy if field in ("tokens_per_s", "first_token_p99_s") else "_"  # one for each colour
+            _plot(panel, marks, label, color, style, marker)
 
 
 def _plot(panel: Any, marks: Sequence[tuple[float, Spread]], label: str, color: str, style: str, marker: str) -> None:
@@ -89,3 +98,7 @@ def _plot(panel: Any, marks: Sequence[tuple[float, Spread]], label: str, color: 
         [at for at, _ in ordered], middles, yerr=[below, above],
         label=label, color=color, linestyle=style, marker=marker, capsize=2,
     )  # fmt: skip
+
+
+ROWS = ((Decode, _decodes, _label_decodes), (Offered, _offered, _label_offered))
+"""What is drawn for each kind of point."""
