@@ -66,9 +66,11 @@ def test_turned_keys(fine, device) -> None:
     assert relative_error(out, expected) < LIMIT
 
 
+@pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=str)
+@pytest.mark.parametrize("bits", [(2, 2), (16, 16)], ids=str)
 @pytest.mark.parametrize("head_size", [64, 80, 96, 256])
-def test_head_sizes(head_size, device) -> None:
-    out, expected = both(PageLayout(128, head_size, 2, 2), [500], [70], device)
+def test_head_sizes(head_size, bits, dtype, device) -> None:
+    out, expected = both(PageLayout(128, head_size, *bits, 1, dtype), [500, 0], [33, 150], device)
     assert relative_error(out, expected) < LIMIT
 
 

@@ -60,6 +60,15 @@ class PrefillConfig:
     kept: int = 32
     stages: int = 2
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for fewer than 16 rows a warp of a warpgroup's products, which are then done twice.
+
+        Right by all one can read, and yet wrong over 16-bit pages: Triton 3.6, one H200 (docs/decisions/kernels.md).
+        """
+        rows = self.tokens * self.heads
+        if 64 <= rows < 16 * self.warps:
+            raise ValueError(f"warps: {self.warps}, must be at most a sixteenth of {rows} rows")
+
 
 def block_rows(layout: PageLayout) -> int:
     """ROWS: tokens of a page that one matrix product takes, as many as fill a word column of both tensors."""
@@ -124,7 +133,7 @@ def seal_block(layout: PageLayout) -> tuple[int, int, int]:
 
 
 def prefill_config(layout: PageLayout, gqa: int, element_size: int, *, has_pages: bool) -> PrefillConfig:
-    """Rows of one warpgroup where there are codes, of two where there is the chunk alone.
+    """Rows of one warpgroup where there are pages, of two where there is the chunk alone; 16 rows a warp.
 
     Wide heads and elements of 32 bits go in smaller blocks, which fit registers and shared memory.
 
@@ -132,11 +141,9 @@ def prefill_config(layout: PageLayout, gqa: int, element_size: int, *, has_pages
         element_size: bytes of an element of the chunk.
         has_pages: whether any sequence has history in pages.
     """
-    heads = next_power_of_2(gqa)
+    heads, is_wide = next_power_of_2(gqa), layout.head_size > 128
     if element_size > 2:
-        warps = 4 if layout.head_size <= 128 else 8  # eight are in doubt: docs/decisions/kernels.md
-        return PrefillConfig(max(1, 64 // heads), heads, keys=32, key_stages=1, warps=warps)
-    if layout.head_size > 128:
-        return PrefillConfig(max(1, 64 // heads), heads, keys=32, key_stages=2, warps=8)
+        return PrefillConfig(max(1, (32 if is_wide else 64) // heads), heads, keys=32, key_stages=1, warps=4)
     rows = 64 if has_pages else 128
-    return PrefillConfig(max(1, rows // heads), heads, keys=64, key_stages=3, warps=rows // 16)
+    keys, key_stages = (32, 2) if is_wide else (64, 3)
+    return PrefillConfig(max(1, rows // heads), heads, keys, key_stages, warps=rows // 16)

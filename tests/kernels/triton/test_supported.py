@@ -49,3 +49,13 @@ def run(stored: PageLayout, asked: PageLayout) -> torch.Tensor:
 @pytest.mark.parametrize(("pairs", "each"), [(1, 1056), (256, 4), (1024, 1), (2048, 1), (600, 5)])
 def test_splits_fill_whole_waves(pairs, each) -> None:
     assert launch.whole_waves(pairs, 1056) == each
+
+
+@pytest.mark.parametrize("has_pages", [False, True])
+@pytest.mark.parametrize("element_size", [2, 4])
+@pytest.mark.parametrize("gqa", [1, 3, 8, 16])
+def test_every_warp_of_a_chunk_has_rows_of_its_own(gqa, element_size, has_pages) -> None:
+    for head_size in (64, 128, 256):
+        launch.prefill_config(PageLayout(128, head_size, 2, 2), gqa, element_size, has_pages=has_pages)
+    with pytest.raises(ValueError, match="warps: 8, must be at most a sixteenth of 64 rows"):
+        launch.PrefillConfig(16, 4, keys=32, key_stages=1, warps=8)
