@@ -44,7 +44,7 @@ def _label_decodes(row: Any) -> None:
 
 def _label_offered(row: Any) -> None:
     row[0].set(xlabel="requests/s", ylabel="tokens/s", title="offered load")
-    title = "first token (—), between tokens (- -): p99 (●), p50 (▽)"
+    title = "first token (—), between tokens (- -): p99 (●), p50 (▼)"
     row[1].set(xlabel="requests/s", ylabel="ms", title=title, yscale="log")
 
 
