@@ -49,7 +49,7 @@ class SummedLinear(nn.Linear):
 
     Attributes:
         weight: `[m, n / num_ranks]`; bias: `[m]` on rank 0, None on the others.
-        sums: by which way.
+        sums, turn: by which way, and its turn there.
     """
 
     def __init__(self, whole: nn.Linear, share: Share) -> None:
@@ -57,11 +57,12 @@ class SummedLinear(nn.Linear):
         self.weight = _frozen(whole.weight[:, share.of(slice(0, whole.in_features))])
         self.register_parameter("bias", whole.bias if share.rank == 0 else None)
         self.sums: Sums = GroupSums()
+        self.turn = 0
 
     @torch.compiler.disable
     def forward(self, input: Tensor) -> Tensor:
         """`[…, n / num_ranks]` → `[…, m]`, the same on all ranks, which have to call it together."""
-        return self.sums.linear(input, self.weight, self.bias)
+        return self.sums.linear(input, self.weight, self.bias, self.turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,10 @@ def _frozen(weight: Tensor) -> nn.Parameter:
 
 
 def sum_by(module: nn.Module, sums: Sums) -> None:
-    """Have a share sum by a way that all ranks have found together."""
-    for layer in module.modules():
-        if isinstance(layer, SummedLinear):
-            layer.sums = sums
+    """Have a share sum by a way that all ranks have found together; layers take turns in the order they are computed.
+
+    There are two in each layer of a decoder, so the first follows the last as any other does.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, SummedLinear)]
+    for number, layer in enumerate(layers):
+        layer.sums, layer.turn = sums, number % 2

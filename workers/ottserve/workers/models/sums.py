@@ -7,32 +7,38 @@ NVLink's multicast is left alone. Knows no layer.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
+from ottserve.workers.models.peer_memory import PeerMemory
+
 PEER_BYTES = 2 * 2**20
 """Most that a rank reads of all others for one sum; above, it is bandwidth that counts."""
 
 ALIGNMENT = 16  # bytes that a thread reads at a time
 
-PEER_DTYPES = (torch.bfloat16, torch.float32)
+PEER_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Sums(Protocol):
     """What all ranks do together with a matrix that is cut by its input."""
 
-    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The sum over ranks of `[…, n]` by `[m, n]`, plus the bias where a rank has one: `[…, m]`, alike on all."""
+    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, turn: int) -> Tensor:
+        """The sum over ranks of `[…, n]` by `[m, n]`, plus the bias where a rank has one: `[…, m]`, alike on all.
+
+        Args:
+            turn: 0 and 1, one after the other from one sum of the ranks to the next.
+        """
 
 
 class GroupSums:
     """Sums of the default group of `torch.distributed`."""
 
-    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, turn: int) -> Tensor:
         """See `Sums`."""
         partial = functional.linear(input, weight, bias)
         distributed.all_reduce(partial)
@@ -42,40 +48,33 @@ class GroupSums:
 class PeerSums:
     """Sums through peers' memory where they are small, by the group where they are not.
 
-    The product is written where the others read it. One buffer is enough: the kernel ends on a rank when all others
-    have read from it, and what writes there next comes after the kernel.
+    The product is written where the others read it, in two buffers in turn (`peer_kernel.py` says why two).
     """
 
-    def __init__(self, buffer: Tensor, group: str) -> None:
+    def __init__(self, buffers: Sequence[Tensor], add: Callable[[int, Tensor], Tensor]) -> None:
         """
         Args:
-            buffer: bfloat16 or float32 of one dimension, mapped by all ranks of `group`.
+            buffers: two, of one dimension, of which all ranks know where they lie.
+            add: makes a new tensor, the sum over ranks of what each has written at the beginning of the buffer of a
+                number, and which this rank has written to this tensor there.
         """
-        self._buffer = buffer
-        self._group = group
+        self._buffers = buffers
+        self._add = add
         self._by_group = GroupSums()
 
-    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, turn: int) -> Tensor:
         """See `Sums`."""
-        rows, width = input.numel() // input.shape[-1], weight.shape[0]
-        if not self._holds(rows * width) or weight.dtype != self._buffer.dtype:
-            return self._by_group.linear(input, weight, bias)
-        partial = self._buffer[: rows * width].view(rows, width)
+        rows, width, buffer = input.numel() // input.shape[-1], weight.shape[0], self._buffers[turn]
+        size = rows * width
+        if not 0 < size <= len(buffer) or size * buffer.itemsize % ALIGNMENT or weight.dtype != buffer.dtype:
+            return self._by_group.linear(input, weight, bias, turn)
+        partial = buffer[:size].view(rows, width)
         flat = input.reshape(rows, -1)
         if bias is None:
             torch.mm(flat, weight.t(), out=partial)
         else:
             torch.addmm(bias, flat, weight.t(), out=partial)
-        return self.sum(partial).view(*input.shape[:-1], width)
-
-    def _holds(self, size: int) -> bool:
-        """Whether so many elements are a small sum, and end where the kernel can."""
-        return 0 < size <= len(self._buffer) and size * self._buffer.itemsize % ALIGNMENT == 0
-
-    def sum(self, partial: Tensor) -> Tensor:
-        """The sum of what each rank has written at the beginning of its buffer."""
-        summed: Tensor = torch.ops.symm_mem.one_shot_all_reduce(partial, "sum", self._group)
-        return summed
+        return self._add(turn, partial).view(*input.shape[:-1], width)
 
 
 def find_sums(dtype: torch.dtype, device: torch.device, *, peers: bool | None) -> tuple[Sums, str]:
@@ -111,39 +110,24 @@ def _objection(dtype: torch.dtype, device: torch.device) -> str | None:
 
 
 def _open_peers(dtype: torch.dtype, device: torch.device) -> PeerSums | str:
-    """Map a buffer on all ranks and try it; or what stands against it on any of them."""
-    # Ranks that see one GPU each call it by the same number; and nothing here sums by multicast.
-    os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
-    group = distributed.group.WORLD
-    if group is None:
-        raise RuntimeError("no group has been joined")
-    others = distributed.get_world_size() - 1
-    why, found = "another rank can't", None
+    """Map memory on all ranks and try it; or what stands against it on any of them."""
+    num_elements = PEER_BYTES // max(1, distributed.get_world_size() - 1) // dtype.itemsize // ALIGNMENT * ALIGNMENT
+    why, memory = "another rank can't", None
     try:
-        from torch._C._distributed_c10d import _SymmetricMemory  # noqa: PLC0415  not in every build of torch
-
-        num_elements = PEER_BYTES // others // dtype.itemsize
-        buffer = _SymmetricMemory.empty_strided_p2p((num_elements,), (1,), dtype, device)
-        found = PeerSums(buffer, group.group_name)
+        memory = PeerMemory(num_elements, dtype, device)
     except (ImportError, AttributeError, RuntimeError) as error:
         why = str(error)
-    if not _all_say(found is not None, device) or found is None:
+    if not _all_say(memory is not None, device) or memory is None:
         return why
-    works = False
+    is_mapped = False
     try:
-        _SymmetricMemory.rendezvous(buffer, group.group_name)
-        works = _adds_up(found, buffer)
+        memory.map()
+        is_mapped = True
     except (AttributeError, RuntimeError) as error:
         why = str(error)
-    return found if _all_say(works, device) else why
-
-
-def _adds_up(sums: PeerSums, buffer: Tensor) -> bool:
-    """Whether sums of several sizes, one after the other, are what they should be."""
-    rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
-    expected = num_ranks * (num_ranks + 1) // 2
-    return all(bool((sums.sum(buffer[:size].fill_(rank + 1)) == expected).all()) for size in (8, 4096, len(buffer)))
+    if not _all_say(is_mapped, device):
+        return why
+    return PeerSums(memory.buffers, memory.sum) if _all_say(memory.adds_up(), device) else "they do not add up"
 
 
 def _all_say(yes: bool, device: torch.device) -> bool:
