@@ -71,6 +71,24 @@ async def test_where_many_send_each_waits_for_its_turn() -> None:
     assert 0.04 < time.monotonic() - began < 0.09
 
 
+async def test_streams_have_their_turns_together_whenever_they_began() -> None:
+    now = [10.0011]
+    streams = [Stream(name, interval_s=0.02, clock=lambda: now[0]) for name in "ab"]
+    for stream in streams:
+        stream.put(TextChunk(stream.request_id, "x", (1,)))
+        await stream.take()
+        now[0] += 0.003
+    turns = {stream._next_at for stream in streams}
+    assert len(turns) == 1 and turns.pop() == pytest.approx(10.025)
+
+
+async def test_without_an_interval_no_turn_is_waited_for() -> None:
+    stream = Stream("a", interval_s=0.0, clock=lambda: 10.0011)
+    stream.put(TextChunk("a", "x", (1,)))
+    await stream.take()
+    assert stream._next_at == pytest.approx(10.0011 + MESSAGE_S)
+
+
 async def test_a_chunk_that_comes_when_its_turn_has_come_is_one_message() -> None:
     """Also where the timer of an earlier chunk has not yet been heard of."""
     now = [0.0]

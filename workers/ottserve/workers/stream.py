@@ -15,7 +15,8 @@ MESSAGE_S = 0.0005
 often, with more tokens: else the gateway would fall behind the engine."""
 
 TICK_S = 0.005
-"""Turns come at multiples of this, so that many streams have theirs together: a message costs half as much then."""
+"""Turns come at multiples of this, where there is as much time between them: of streams that wake together a message
+costs a quarter less, here and in the gateway."""
 
 
 class Stream:
@@ -100,11 +101,10 @@ class Stream:
         self._gathered = {}
         if self._error is None:
             self._ready.clear()
-        self._next_at = _tick_after(self._clock() + max(self._interval_s, self._num_streams() * MESSAGE_S))
-
-
-def _tick_after(moment: float) -> float:
-    return math.ceil(moment / TICK_S) * TICK_S
+        wait_s = max(self._interval_s, self._num_streams() * MESSAGE_S)
+        self._next_at = self._clock() + wait_s
+        if wait_s > TICK_S:
+            self._next_at = math.ceil(self._next_at / TICK_S) * TICK_S
 
 
 def _merged(chunks: list[TextChunk]) -> TextChunk:
