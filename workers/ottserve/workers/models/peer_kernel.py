@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 2048  # elements
-NUM_WARPS = 4
+BLOCK = 4096  # elements; with half as many, twice the blocks that tell and wait cost 1.3 of 8 us at 512 KiB on two H200s
+NUM_WARPS = 8
 FOR_EVER = -1
 
 
