@@ -13,6 +13,7 @@ from ottserve.evaluation.report import by_text
 from ottserve.evaluation.sweep import Outcome
 
 PANEL_INCHES = (6, 4)
+LEGEND_INCHES = 0.2
 DPI = 120
 
 
@@ -59,7 +60,7 @@ def _by_length(outcomes: Sequence[Outcome], path: Path) -> None:
             middles = [quality.first_position + (part + 0.5) * step for part in range(NUM_PARTS)]
             panel.plot(middles, _gaps(quality.kl_by_length), color=f"C{index}", marker="o", label=outcome.policy)
         panel.set(title=title, xlabel="position", ylabel="KL, nats", yscale="log")
-    _legend(figure, axes[0, 0])
+    _legend(figure, axes)
     figure.savefig(path, dpi=DPI)
 
 
@@ -73,7 +74,7 @@ def _since_seal(outcomes: Sequence[Outcome], path: Path) -> None:
             values = _gaps(outcome.quality.kl_since_seal)
             panel.plot(middles, values, color=f"C{index}", marker="o", label=outcome.policy)
         panel.set(title=title, xlabel="since the last seal, groups", ylabel="KL, nats", yscale="log", xlim=(0, 1))
-    _legend(figure, axes[0, 0])
+    _legend(figure, axes)
     figure.savefig(path, dpi=DPI)
 
 
@@ -88,7 +89,7 @@ def _by_layer(outcomes: Sequence[Outcome], path: Path) -> None:
                 scores.plot(outcome.attention.scores_by_layer, marker=".", label=outcome.policy)
         output.set(title=title, xlabel="layer", ylabel="output error, relative L2", ylim=(0, None))
         scores.set(title=title, xlabel="layer", ylabel="score error, share of attention", ylim=(0, None))
-    _legend(figure, axes[0, 0])
+    _legend(figure, axes)
     figure.savefig(path, dpi=DPI)
 
 
@@ -130,9 +131,12 @@ def _pareto(points: Sequence[Point], path: Path) -> None:
     figure.savefig(path, dpi=DPI)
 
 
-def _legend(figure: Any, panel: Any) -> None:
-    """One legend for all panels, that of the first, beside them: with many rows it would cover lines inside."""
-    figure.legend(*panel.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+def _legend(figure: Any, axes: Any) -> None:
+    """One legend for all panels, that of the first, below them: with many rows it would cover lines inside."""
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    columns = axes.shape[1]
+    figure.set_figheight(figure.get_figheight() + LEGEND_INCHES * -(-len(labels) // columns))
+    figure.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize="small")
 
 
 def _gaps(values: Sequence[float | None]) -> list[float]:
