@@ -14,15 +14,24 @@ WEIGHT, BIAS = torch.randn(6, 5), torch.randn(6)  # two rows of a product are 48
 
 @pytest.fixture
 def sums(monkeypatch: pytest.MonkeyPatch) -> PeerSums:
-    """The other rank has made the same; by the group there are two others."""
-    buffers = torch.zeros(2, 24)
+    """The other rank has made the same, and gets its sum by a new tensor or in place; by the group there are two."""
+    buffers = tuple(torch.zeros(2, 24))
 
-    def add(turn: int, partial: Tensor) -> Tensor:
-        assert partial.data_ptr() == buffers[turn].data_ptr() and partial.is_contiguous()
+    def one_shot(partial: Tensor, op: str, group: str) -> Tensor:
+        assert any(partial.data_ptr() == buffer.data_ptr() for buffer in buffers) and partial.nbytes < 96
+        assert (op, group, partial.is_contiguous()) == ("sum", "group", True)
         return 2 * partial
 
+    def two_shot(partial: Tensor, op: str, group: str) -> Tensor:
+        assert any(partial.data_ptr() == buffer.data_ptr() for buffer in buffers) and partial.nbytes >= 96
+        assert (op, group, partial.is_contiguous()) == ("sum", "group", True)
+        return partial.mul_(2)
+
+    monkeypatch.setattr("ottserve.workers.models.sums.ONE_SHOT_BYTES", 96)
+    monkeypatch.setattr(torch.ops.symm_mem, "one_shot_all_reduce", one_shot)
+    monkeypatch.setattr(torch.ops.symm_mem, "two_shot_all_reduce_", two_shot)
     monkeypatch.setattr("torch.distributed.all_reduce", lambda partial: partial.mul_(3))
-    return PeerSums(tuple(buffers), add)
+    return PeerSums(buffers, "group")
 
 
 @pytest.mark.parametrize("bias", [None, BIAS])
@@ -41,6 +50,15 @@ def test_what_the_buffer_can_not_hold_goes_by_the_group(
 ) -> None:
     input, weight = torch.randn(shape).to(dtype), WEIGHT.to(dtype)
     torch.testing.assert_close(sums.linear(input, weight, None, turn=0), 3 * linear(input, weight))
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_a_sum_holds_until_the_second_after_it(sums: PeerSums, rows: int) -> None:
+    """As where attention and MLP of a layer are added up in the end."""
+    ones = torch.ones(rows, 5)
+    first = sums.linear(ones, WEIGHT, None, turn=0)
+    second = sums.linear(3 * ones, WEIGHT, None, turn=1)
+    torch.testing.assert_close(first + second, 8 * linear(ones, WEIGHT))
 
 
 def test_where_there_are_no_peers_the_group_sums_and_the_reason_is_told() -> None:

@@ -2,26 +2,29 @@
 
 A sum of a few hundred KiB, twice a layer, is latency and little else. A group's sum has a protocol for every size and
 topology; where all ranks can read each other's memory, one kernel that waits for all and reads from all is faster.
-NVLink's multicast is left alone. Knows no layer.
+Those are PyTorch's; measured on two H200s, in docs/decisions/parallelism.md. NVLink's multicast is left alone.
+Knows no layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
-from ottserve.workers.models.peer_memory import PeerMemory
+ONE_SHOT_BYTES = 128 * 2**10
+"""Below, each rank reads all of the others'; from here on each adds up its part for all."""
 
-PEER_BYTES = 2 * 2**20
-"""Most that a rank reads of all others for one sum; above, it is bandwidth that counts."""
+PEER_BYTES = 4 * 2**20
+"""Most that is summed through peers' memory."""
 
 ALIGNMENT = 16  # bytes that a thread reads at a time
-
-PEER_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+PEER_DTYPES = (torch.bfloat16, torch.float32)
+NUM_TRIALS = 60
 
 
 class Sums(Protocol):
@@ -48,18 +51,17 @@ class GroupSums:
 class PeerSums:
     """Sums through peers' memory where they are small, by the group where they are not.
 
-    The product is written where the others read it, in two buffers in turn (`peer_kernel.py` says why two).
+    The product is written where the others read it, and a larger sum is left there: it holds until the second sum after
+    it, since two buffers take turns. A kernel ends on a rank when no other reads or writes there any more.
     """
 
-    def __init__(self, buffers: Sequence[Tensor], add: Callable[[int, Tensor], Tensor]) -> None:
+    def __init__(self, buffers: Sequence[Tensor], group: str) -> None:
         """
         Args:
-            buffers: two, of one dimension, of which all ranks know where they lie.
-            add: makes a new tensor, the sum over ranks of what each has written at the beginning of the buffer of a
-                number, and which this rank has written to this tensor there.
+            buffers: two, bfloat16 or float32 of one dimension, mapped by all ranks of `group`.
         """
         self._buffers = buffers
-        self._add = add
+        self._group = group
         self._by_group = GroupSums()
 
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None, turn: int) -> Tensor:
@@ -74,7 +76,14 @@ class PeerSums:
             torch.mm(flat, weight.t(), out=partial)
         else:
             torch.addmm(bias, flat, weight.t(), out=partial)
-        return self._add(turn, partial).view(*input.shape[:-1], width)
+        return self.sum(partial).view(*input.shape[:-1], width)
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """The sum of what each rank has written at the beginning of the same buffer; there, or in a new tensor."""
+        kernels = torch.ops.symm_mem
+        by = kernels.one_shot_all_reduce if partial.nbytes < ONE_SHOT_BYTES else kernels.two_shot_all_reduce_
+        summed: Tensor = by(partial, "sum", self._group)
+        return summed
 
 
 def find_sums(dtype: torch.dtype, device: torch.device, *, peers: bool | None) -> tuple[Sums, str]:
@@ -110,24 +119,41 @@ def _objection(dtype: torch.dtype, device: torch.device) -> str | None:
 
 
 def _open_peers(dtype: torch.dtype, device: torch.device) -> PeerSums | str:
-    """Map memory on all ranks and try it; or what stands against it on any of them."""
-    num_elements = PEER_BYTES // max(1, distributed.get_world_size() - 1) // dtype.itemsize // ALIGNMENT * ALIGNMENT
-    why, memory = "another rank can't", None
+    """Map buffers on all ranks and try them; or what stands against it on any of them."""
+    # Ranks that see one GPU each call it by the same number; and nothing here sums by multicast.
+    os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+    why, buffers = "another rank can't", []
     try:
-        memory = PeerMemory(num_elements, dtype, device)
+        from torch._C._distributed_c10d import _SymmetricMemory  # noqa: PLC0415  not in every build of torch
+
+        size = (PEER_BYTES // dtype.itemsize,)
+        buffers = [_SymmetricMemory.empty_strided_p2p(size, (1,), dtype, device) for _ in range(2)]
     except (ImportError, AttributeError, RuntimeError) as error:
         why = str(error)
-    if not _all_say(memory is not None, device) or memory is None:
+    if not _all_say(bool(buffers), device):
         return why
-    is_mapped = False
+    group, is_mapped = distributed.group.WORLD.group_name, False  # type: ignore[union-attr]
     try:
-        memory.map()
+        for buffer in buffers:
+            _SymmetricMemory.rendezvous(buffer, group)
         is_mapped = True
     except (AttributeError, RuntimeError) as error:
         why = str(error)
     if not _all_say(is_mapped, device):
         return why
-    return PeerSums(memory.buffers, memory.sum) if _all_say(memory.adds_up(), device) else "they do not add up"
+    sums = PeerSums(buffers, group)
+    return sums if _all_say(_adds_up(sums, buffers), device) else "sums through them are wrong"
+
+
+def _adds_up(sums: PeerSums, buffers: Sequence[Tensor]) -> bool:
+    """Whether sums of several sizes, one right after the other, are what they should be."""
+    rank, num_ranks, most = distributed.get_rank(), distributed.get_world_size(), len(buffers[0])
+    wrong = torch.zeros((), dtype=torch.int64, device=buffers[0].device)
+    for trial in range(NUM_TRIALS):
+        partial = buffers[trial % 2][: (64, most // 8, most)[trial % 3]].fill_(trial % 5 if rank else 1)
+        wrong += (sums.sum(partial) != 1 + (num_ranks - 1) * (trial % 5)).sum()
+    return not wrong.item()
 
 
 def _all_say(yes: bool, device: torch.device) -> bool:
