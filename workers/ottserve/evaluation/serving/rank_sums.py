@@ -27,8 +27,9 @@ REPEATS = 20
 def main() -> None:
     """Print a line for each number of rows, on rank 0."""
     on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
-    if on_gpu:
+    device = torch.device("cpu")
+    if on_gpu:  # a rank may see all GPUs, or as in the service one of its own
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
     dtype = torch.bfloat16 if on_gpu else torch.float32
