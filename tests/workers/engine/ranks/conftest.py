@@ -26,11 +26,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings_of(checkpoint: Path) -> Callable[..., EngineSettings]:
-    def settings_of(num_ranks: int, num_pages: int = 16, **cache: object) -> EngineSettings:
+    def settings_of(num_ranks: int, num_pages: int = 16, overlap: bool = False, **cache: object) -> EngineSettings:
         return EngineSettings(
             model=ModelSettings(path=str(checkpoint), device="cpu", dtype="float32", tensor_parallel=num_ranks),
             cache=CacheSettings(group=32, window=8, num_pages=num_pages, **cache),
-            scheduler=SchedulerSettings(max_running=4, max_tokens_per_step=48),
+            scheduler=SchedulerSettings(max_running=4, max_tokens_per_step=48, overlap=overlap),
         )
 
     return settings_of

@@ -60,11 +60,12 @@ def run(engine: Engine, *tasks: GenerationTask) -> dict[tuple[str, int], list[in
     return found
 
 
-def test_moves_are_made_on_all_ranks(two_ranks: TwoRanks, settings_of: SettingsOf) -> None:
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_moves_are_made_on_all_ranks(two_ranks: TwoRanks, settings_of: SettingsOf, overlap: bool) -> None:
     """Samples that begin as copies, sequences that are preempted and come back, and prompts out of the prefix cache."""
     engines = (
-        alone(settings_of(1, num_pages=5, policy="ott")),
-        two_ranks.engine(settings_of(2, num_pages=5, policy="ott")),
+        alone(settings_of(1, num_pages=5, overlap=overlap, policy="ott")),
+        two_ranks.engine(settings_of(2, num_pages=5, overlap=overlap, policy="ott")),
     )
     waves = (
         [task("a", 60, n=2), task("b", 70, start=9)],
