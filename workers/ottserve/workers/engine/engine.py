@@ -21,6 +21,7 @@ from ottserve.workers.engine.dgap.correction import Correction, CorrectionCounts
 from ottserve.workers.engine.forms import FormQueue
 from ottserve.workers.engine.penalties import TokenCounts
 from ottserve.workers.engine.pipeline import Pipeline
+from ottserve.workers.engine.pools import PoolWatch
 from ottserve.workers.engine.report import all_counters, load_report
 from ottserve.workers.engine.requests import Event, Requests
 from ottserve.workers.engine.runner import Runner
@@ -66,6 +67,7 @@ class Engine:
         self._requests = Requests(scheduler, forms, vocabulary, now)
         self._pipeline = Pipeline(scheduler, self._requests, self._computer, overlaps=overlaps, now=now)
         self._now = now
+        self._pool_watch = PoolWatch(store)
         self._pools: PoolState | None = None
         self._checked_at = now()
 
@@ -121,9 +123,9 @@ class Engine:
         return events
 
     def load_report(self) -> LoadReport:
-        """The state now; `replica_id` is for the replica to fill in."""
+        """The state now, but of the pools some steps ago; `replica_id` is for the replica to fill in."""
         if self._pools is None:
-            self._pools = self._store.pool_state(list(self._ledger.used_slot_ids))
+            self._pools = self._pool_watch.state(self._ledger.used_slot_ids, may_wait=self._scheduler.is_idle)
         rate = self._pipeline.tally.tokens_per_s(self._now())
         num_compiling = self._requests.num_compiling
         return load_report(self._scheduler, self._ledger, self._pools, num_compiling, rate, self._pipeline.last_step_at)

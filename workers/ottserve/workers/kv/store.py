@@ -92,14 +92,18 @@ class KVStore:
         return next(run for run in self.runs if layer in run.layers)
 
     def pool_state(self, slot_ids: list[int]) -> PoolState:
-        """Outlier bookkeeping of the slots in use. Copies from the device, so not for every step."""
-        counts = self.slots.outlier_count[:, slot_ids].cpu()
-        pool = self.pool_sizes.cpu()[:, None, None].expand_as(counts)
+        """Outlier bookkeeping of the slots in use. Waits for the device."""
+        return self.state_of_pools(self.slots.outlier_count[:, slot_ids].cpu(), self.slots.frozen[:, slot_ids].cpu())
+
+    def state_of_pools(self, counts: Tensor, frozen: Tensor) -> PoolState:
+        """The same of what has been copied to the host: int32 and bool `[L, slots in use, J]`."""
+        sizes = torch.tensor([layer.pool for layer in self.spec.layers], dtype=torch.int32)
+        pool = sizes[:, None, None].expand_as(counts)
         evicted = (self.spec.places - pool).where(pool > 0, 0)
         return PoolState(
             pool_places_used=int(torch.minimum(counts, pool).sum()),
             pool_places_total=int(pool.sum()),
             evicted_places_used=int((counts - pool).clamp_min(0).sum()),
             evicted_places_total=int(evicted.sum()),
-            frozen_heads=int(self.slots.frozen[:, slot_ids].sum()),
+            frozen_heads=int(frozen.sum()),
         )
