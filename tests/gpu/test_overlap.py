@@ -111,3 +111,14 @@ def test_aborts_between_steps_leave_the_others_as_they_were() -> None:
         while engine.has_work:
             engine.step()
         assert answers(engine, [task("r", (2, 1), 40)])["r", 0][:2] == alone[:2]
+
+
+def test_the_state_of_the_pools_is_told_while_steps_are_made() -> None:
+    """Of some steps before, without waiting for the one that has begun; when all has ended, of now."""
+    engine = make_engine("ott", overlap=True, model="random:llama-tiny")
+    engine.add(task("r", tuple(range(100)), 100))
+    told = []
+    while engine.has_work:
+        engine.step()
+        told.append(engine.load_report().pool_places_used)
+    assert told[0] == told[-1] == 0 and max(told) > 0
