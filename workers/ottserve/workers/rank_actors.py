@@ -16,7 +16,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ottserve.workers.settings import EngineSettings
 
 if TYPE_CHECKING:
-    from ottserve.workers.engine.ranks.crew import Crew, Seat
+    from ottserve.workers.engine.ranks.crew import Crew
+    from ottserve.workers.engine.ranks.seat import Seat
 
 log = structlog.get_logger("ottserve.rank_actors")
 

@@ -16,7 +16,8 @@ from ottserve.workers.api import GenerationTask, Internal, SamplingParams, StopP
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.loading import load_engine
 from ottserve.workers.engine.ranks import follower
-from ottserve.workers.engine.ranks.crew import RankLost, Seat
+from ottserve.workers.engine.ranks.crew import RankLost
+from ottserve.workers.engine.ranks.seat import Seat
 from ottserve.workers.settings import EngineSettings, ModelSettings
 
 NOTICED_S = 5.0

@@ -16,8 +16,9 @@ import torch
 
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.loading import load_engine
-from ottserve.workers.engine.ranks.crew import Crew, Seat
+from ottserve.workers.engine.ranks.crew import Crew
 from ottserve.workers.engine.ranks.follower import follow
+from ottserve.workers.engine.ranks.seat import Seat
 from ottserve.workers.settings import EngineSettings
 
 PROCESSES = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")

@@ -11,74 +11,23 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import timedelta
-from multiprocessing.connection import Client, Connection, wait
-from pathlib import Path
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import structlog
 import torch
 from torch import distributed
-from torch._C._distributed_c10d import FileStore
 
+from ottserve.workers.engine.ranks.seat import End, Failed, Seat, check, socket_path
 from ottserve.workers.models.sharding import Share
 
 log = structlog.get_logger(__name__)
 
 START_LIMIT_S = 300.0  # from the order to start until a rank says that it is there; it imports torch in this time
-COLLECTIVE_LIMIT_S = 600.0  # ranks compile at their own pace, and wait for one another meanwhile
 
 
 class RankLost(RuntimeError):
     """A rank has ended or failed. No step can be made any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """What a follower has to know to join: its share, and the folder of the socket and of the group's store."""
-
-    share: Share
-    folder: str
-
-    def connect(self) -> Connection:
-        """To rank 0."""
-        connection: Connection = Client(str(_socket_path(self.folder)), family="AF_UNIX")
-        connection.send(self.share.rank)
-        return connection
-
-    def join(self, device: torch.device) -> None:
-        """Join the default group of `torch.distributed`, when all do; waits for those that do not come."""
-        distributed.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=FileStore(str(Path(self.folder) / "store"), self.share.num_ranks),
-            rank=self.share.rank,
-            world_size=self.share.num_ranks,
-            timeout=timedelta(seconds=COLLECTIVE_LIMIT_S),
-            device_id=torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else None,
-        )
-
-
-def check(device: torch.device) -> None:
-    """Compute something on a device. Raises what stands against it, before others wait for this rank."""
-    torch.ones(1, device=device).sum().item()
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The first message of a follower: its device works, and it joins now."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The last message of rank 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The last message of a follower that could not go on."""
-
-    why: str
 
 
 StartFollower = Callable[[Seat], None]
@@ -111,7 +60,7 @@ class Crew:
         self._heard: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(num_ranks - 1)]
         self._armed = self._closing = False
         with socket.socket(socket.AF_UNIX) as server:
-            server.bind(str(_socket_path(self._folder.name)))
+            server.bind(str(socket_path(self._folder.name)))
             server.listen(num_ranks)
             server.settimeout(START_LIMIT_S)
             for rank in range(1, num_ranks):
@@ -193,10 +142,6 @@ class Crew:
                 heard.put(Failed(why))
             if self._armed:
                 self._on_loss(why)
-
-
-def _socket_path(folder: str) -> Path:
-    return Path(folder) / "socket"
 
 
 def _accept(server: socket.socket, number: int) -> list[Connection]:

@@ -10,9 +10,9 @@ from torch import distributed
 
 from ottserve.workers.engine.capacity import Capacity
 from ottserve.workers.engine.loading import find_capacity, make_store, prepare_model
-from ottserve.workers.engine.ranks.crew import End, Failed, Ready, Seat, check
 from ottserve.workers.engine.ranks.lead import Capture, RunStep, choose_sums
 from ottserve.workers.engine.ranks.moves import Keeper, NamedMoves
+from ottserve.workers.engine.ranks.seat import End, Failed, Ready, Seat, check
 from ottserve.workers.engine.ranks.steps import receive
 from ottserve.workers.engine.runner import Runner
 from ottserve.workers.kv.store import KVStore
