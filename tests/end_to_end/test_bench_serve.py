@@ -37,7 +37,10 @@ def test_service_and_engine_are_measured_and_kept(
     assert offered["completed"] >= 1 and (offered["refused"], offered["failed"], offered["cached_tokens"]) == (0, 0, 0)
     assert offered["first_token_p99_s"] >= offered["first_token_p50_s"] > 0
     page = (tmp_path / "bench-serve.md").read_text()
-    assert "random:llama-tiny: random weights, answers mean nothing" in page and "| ott | 2x1024 | engine |" in page
+    assert (
+        "random:llama-tiny: random weights, answers mean nothing" in page
+        and "| ott | 2x1024 | 1 × 1 | engine |" in page
+    )
     assert (tmp_path / "bench-serve.png").exists() and (tmp_path / "ott-16.log").exists()
 
     again = run_command("bench-serve", *OPTIONS, "--out", str(tmp_path))

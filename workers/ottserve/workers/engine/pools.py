@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ottserve.workers.engine.snapshots import begin_copy
 from ottserve.workers.kv.store import KVStore, PoolState
 
 
@@ -55,8 +56,7 @@ class PoolWatch:
 
     def _begin(self, slot_ids: Sequence[int]) -> _OnTheWay:
         slots = self._store.slots
-        counts, frozen = (torch.empty_like(of_all, device="cpu", pin_memory=True).copy_(of_all, non_blocking=True)
-                          for of_all in (slots.outlier_count, slots.frozen))  # fmt: skip
+        counts, frozen = begin_copy(slots.outlier_count), begin_copy(slots.frozen)
         arrived = torch.cuda.Event()
         arrived.record()
         return _OnTheWay(tuple(slot_ids), counts, frozen, arrived)

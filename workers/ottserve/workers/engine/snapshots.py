@@ -38,8 +38,8 @@ class _OnTheWay:
         slots = store.slots
         self._group = store.spec.group
         self._snapshot = snapshot
-        self._rows = {name: _begin_copy(getattr(slots, name)[:, slot_id]) for name in OUTLIER_ROWS}
-        self._counts, self._frozen = (_begin_copy(of_all[:, slot_id]) for of_all in (slots.outlier_count, slots.frozen))
+        self._rows = {name: begin_copy(getattr(slots, name)[:, slot_id]) for name in OUTLIER_ROWS}
+        self._counts, self._frozen = (begin_copy(of_all[:, slot_id]) for of_all in (slots.outlier_count, slots.frozen))
         self._arrived: torch.cuda.Event | None = None
         if store.device.type == "cuda":
             self._arrived = torch.cuda.Event()
@@ -66,7 +66,7 @@ class _OnTheWay:
         snapshot.settle = None
 
 
-def _begin_copy(tensor: Tensor) -> Tensor:
+def begin_copy(tensor: Tensor) -> Tensor:
     """A copy in host memory, complete once the device has come so far."""
     if not tensor.is_cuda:
         return tensor.clone()
