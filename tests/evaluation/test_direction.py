@@ -23,9 +23,9 @@ def test_each_step_from_plain_codes_to_the_presets_loses_less() -> None:
     """No tracing or the wrong tokens, the paper's, its pages with unbiased fitted levels, then fine channels."""
     model = load_model(ModelSettings(), lambda message: None)
     token_ids = Tokenizer.from_str(model.tokenizer.tokenizer_json).encode(LICENCE.read_text()).ids[:NUM_TOKENS]
-    rows = parse_policies("kivi ott:preset=paper,keep=largest ott:preset=paper ott:preset=balanced ott:preset=fine")
+    rows = parse_policies("kivi ott:preset=paper,keep=largest ott:preset=paper ott:preset=lean ott:preset=balanced")
     outcomes = sweep(model, rows, TokenisedText("licence", tuple(token_ids)), lambda num_tokens: None)
-    plain, largest, paper, balanced, fine = (outcome.quality.kl for outcome in outcomes)
+    plain, largest, paper, lean, balanced = (outcome.quality.kl for outcome in outcomes)
     assert paper < 0.8 * min(plain, largest), (plain, largest, paper)
-    assert balanced < 0.5 * paper, (paper, balanced)
-    assert fine < 0.5 * balanced, (balanced, fine)
+    assert lean < 0.5 * paper, (paper, lean)
+    assert balanced < 0.5 * lean, (lean, balanced)

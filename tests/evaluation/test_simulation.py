@@ -42,7 +42,7 @@ FITTED_ROWS = [
     f"ott:{SMALL_PAGES},k_bits=4",
     f"ott:{PAPER},unbiased=true",
     f"ott:{PAPER},fit_rounds=3",
-    f"ott:{SMALL_PAGES},preset=fine",
+    f"ott:{SMALL_PAGES},preset=balanced",
     f"ott:{SMALL_PAGES},preset=smallest",
 ]
 

@@ -26,7 +26,7 @@ Policies = Annotated[
 
 DEFAULT_ROWS = (
     "fp16 kivi ott:preset=paper,keep=largest ott:preset=paper "
-    "ott:preset=smallest ott ott:k_bits=1,k_fine=32 ott:preset=fine ott:k_fine=32 ott:k_bits=4 ott:preset=accurate"
+    "ott:preset=smallest ott:preset=lean ott:k_bits=1,k_fine=32 ott ott:k_fine=32 ott:k_bits=4 ott:preset=accurate"
 )
 """What the paper compares, then every preset and what lies between them, from few bits to many."""
 

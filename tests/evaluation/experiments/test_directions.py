@@ -9,7 +9,7 @@ from tests.evaluation.experiments.planted import OneLayer
 
 from ottserve.evaluation.experiments.coded import Coded
 from ottserve.evaluation.experiments.method import Method
-from ottserve.evaluation.experiments.ours import BALANCED, PAPER_KEYS
+from ottserve.evaluation.experiments.ours import LEAN, PAPER_KEYS
 from ottserve.evaluation.experiments.quantisers import Affine, Axis, Plain
 from ottserve.evaluation.experiments.rivals.dropping import StreamingLLM
 from ottserve.evaluation.experiments.rivals.rotatekv import rotatekv
@@ -56,7 +56,7 @@ def test_each_place_gives_less_than_the_one_before(sink_layer: OneLayer) -> None
 
 
 def test_ours_loses_less_than_rivals_of_as_many_bytes(sink_layer: OneLayer) -> None:
-    ours = sink_layer.run(replace(BALANCED, **SMALL))
+    ours = sink_layer.run(replace(LEAN, **SMALL))
     for rival in (replace(rotatekv(2), **SMALL), StreamingLLM(0.25, **SMALL)):
         _, errors, memory = sink_layer.run(rival)
         assert memory.stored_bits > 0.9 * ours[2].stored_bits

@@ -10,7 +10,7 @@ import torch
 from ottserve.evaluation.experiments.catalogue import EXPERIMENTS
 from ottserve.evaluation.experiments.coded import Coded
 from ottserve.evaluation.experiments.method import Exact
-from ottserve.evaluation.experiments.ours import BALANCED, FINE, KIVI, OTT
+from ottserve.evaluation.experiments.ours import BALANCED, KIVI, LEAN, OTT
 from ottserve.evaluation.experiments.simulate import measure, run
 from ottserve.evaluation.experiments.tracing import Trace
 from ottserve.evaluation.experiments.variants import KEY_BIAS, WITH_KEY_BIAS
@@ -39,10 +39,10 @@ def test_exact_is_the_model(tiny_model: LoadedModel, token_ids: tuple[int, ...])
         (OTT, "ott:preset=paper"),
         (replace(OTT, trace=Trace("largest")), "ott:preset=paper,keep=largest"),
         (replace(OTT, trace=Trace(evicted=3, first_layer=0)), "ott:preset=paper,evicted=3,plain_layers="),
+        (LEAN, "ott:preset=lean"),
         (BALANCED, "ott"),
-        (FINE, "ott:k_fine=16"),
     ],
-    ids=["kivi", "paper", "largest", "frozen", "balanced", "fine"],
+    ids=["kivi", "paper", "largest", "frozen", "lean", "balanced"],
 )
 def test_simulated_and_served_lose_as_much(
     tiny_model: LoadedModel, token_ids: tuple[int, ...], method: Coded, row: str

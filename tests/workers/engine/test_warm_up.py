@@ -14,7 +14,7 @@ from ottserve.workers.models.loading import load_model
 from ottserve.workers.settings import CacheSettings, EngineSettings, ModelSettings
 
 
-@pytest.mark.parametrize("cache", [{"policy": "fp16"}, {"policy": "ott", "preset": "fine"}], ids=str)
+@pytest.mark.parametrize("cache", [{"policy": "fp16"}, {"policy": "ott", "preset": "balanced"}], ids=str)
 def test_every_kind_of_step_and_dummies_alone(cache: dict[str, str]) -> None:
     settings = EngineSettings(model=ModelSettings(path="toy"), cache=CacheSettings(plain_layers=(), **cache))
     model = load_model(settings.model, lambda message: None)

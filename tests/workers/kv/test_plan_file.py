@@ -122,7 +122,7 @@ def test_a_file_that_is_none(tmp_path: Path, content: bytes | None, problem: str
 @pytest.mark.parametrize(
     "beside",
     [
-        {"preset": "fine"}, {"k_bits": 2}, {"v_bits": 2}, {"group": 64}, {"pool": 3}, {"plain_layers": ()},
+        {"preset": "balanced"}, {"k_bits": 2}, {"v_bits": 2}, {"group": 64}, {"pool": 3}, {"plain_layers": ()},
         {"k_subgroups": 2}, {"k_fine": 0}, {"k_fine_bits": 1}, {"fit_rounds": 0}, {"unbiased": False},
         {"rotate_values": False}, {"policy": "kivi"}, {"keys": "pre_rope"},
     ],

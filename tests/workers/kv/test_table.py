@@ -60,7 +60,7 @@ def test_fine_channels_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("preset", "bits"),
-    [("paper", 2.383), ("balanced", 2.383), ("smallest", 1.449), ("fine", 2.641), ("accurate", 3.398)],
+    [("paper", 2.383), ("smallest", 1.449), ("lean", 2.383), ("balanced", 2.641), ("accurate", 3.398)],
 )
 def test_presets_have_the_bits_that_are_told_of_them(preset: str, bits: float) -> None:
     assert resolve_spec(CacheSettings(preset=preset), SHAPE).bits_per_element == pytest.approx(bits, abs=5e-4)
@@ -81,11 +81,20 @@ def test_half_of_the_keys_channels_are_fine_where_accuracy_comes_first(head_size
     }
 
 
-def test_balanced_is_the_default_and_costs_what_the_paper_does() -> None:
-    default, paper = (resolve_spec(CacheSettings(preset=preset), SHAPE) for preset in (None, "paper"))
-    assert default == resolve_spec(CacheSettings(preset="balanced"), SHAPE)
-    assert (default.unbiased, paper.unbiased, paper.fit_rounds, paper.rotate_values) == (True, False, 0, False)
-    assert (default.page_bytes, default.slot_bytes) == (paper.page_bytes, paper.slot_bytes)
+def test_balanced_is_the_default() -> None:
+    assert resolve_spec(CacheSettings(), SHAPE) == resolve_spec(CacheSettings(preset="balanced"), SHAPE)
+
+
+def test_lean_costs_what_the_paper_does() -> None:
+    lean, paper = (resolve_spec(CacheSettings(preset=preset), SHAPE) for preset in ("lean", "paper"))
+    assert (lean.unbiased, paper.unbiased, paper.fit_rounds, paper.rotate_values) == (True, False, 0, False)
+    assert (lean.page_bytes, lean.slot_bytes) == (paper.page_bytes, paper.slot_bytes)
+
+
+@pytest.mark.parametrize(("asked", "fine"), [({}, 16), ({"v_bits": 4}, 16), ({"k_bits": 4}, 0), ({"k_bits": 2}, 0)])
+def test_fine_channels_of_a_preset_go_with_its_bits_of_keys(asked: dict[str, Any], fine: int) -> None:
+    assert {layer.k_fine for layer in resolve_spec(CacheSettings(**asked), SHAPE).layers} == {fine}
+    assert resolve_spec(CacheSettings(**asked, k_fine=32), SHAPE).layers[0].k_fine == 32
 
 
 def test_what_is_set_wins_over_the_preset() -> None:

@@ -22,7 +22,7 @@ FREQUENCIES = 1e6 ** -torch.arange(0, 1, 2 / D) / (2 * torch.pi)  # those of Qwe
 
 
 def errors(keys: Tensor, bits: int) -> Tensor:
-    """Root mean square by channel of what a page of the preset `balanced` makes of keys `[G, D]`."""
+    """Root mean square by channel of what a page of the preset `lean` makes of keys `[G, D]`."""
     codes, scale, zero = quantize(keys, bits, dim=0, fit_rounds=8, unbiased=True)
     return (codes * scale.float() + zero.float() - keys).square().mean(0).sqrt()
 

@@ -20,7 +20,7 @@ FineBits = Annotated[Literal[1, 2, 4], BeforeValidator(_number)]
 
 
 StoredKeys = Literal["post_rope", "pre_rope"]
-Preset = Literal["paper", "balanced", "smallest", "fine", "accurate"]
+Preset = Literal["paper", "smallest", "lean", "balanced", "accurate"]
 
 # What a plan file says, so that it can't be set beside one.
 PLANNED = (
@@ -80,7 +80,9 @@ class CacheSettings(Section):
     keep: Literal["smallest", "largest"] = Field("smallest", description="Which key norms are the outliers.")
     k_subgroups: int = Field(1, ge=1, description="Parts of a group with a key scale of their own.")
     k_fine: int | None = Field(
-        None, ge=0, description="Key channels a page gives longer codes, those that vary most in it; as the preset's."
+        None,
+        ge=0,
+        description="Key channels a page gives longer codes, those that vary most; the preset's, or 0 beside k_bits.",
     )
     k_fine_bits: FineBits | None = Field(
         None, description="Bits that the codes of these channels are longer by; default as the preset's."

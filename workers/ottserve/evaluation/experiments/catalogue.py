@@ -9,11 +9,11 @@ from ottserve.evaluation.experiments.method import Method
 from ottserve.evaluation.experiments.ours import (
     ACCURATE,
     BALANCED,
-    FINE,
-    FINE_AND_SPARSE,
+    BALANCED_AND_SPARSE,
     FINER,
     FOUR_BIT_KEYS,
     KIVI,
+    LEAN,
     ONE_BIT_KEYS,
     OTT,
     ROTATED_KEYS,
@@ -32,6 +32,7 @@ from ottserve.evaluation.experiments.variants import AS_IT_IS, WITH_KEY_BIAS, Va
 
 COUNT_FROM = 288
 """First position that counts in every row: the largest G + R there is, so that rows of other sizes compare."""
+FIRST_FOUR = Trace("first", places=4, first_layer=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +133,18 @@ EXPERIMENTS = (
         (
             *_around_rope("KIVI", KIVI),
             *_around_rope("OTT", OTT),
+            *_around_rope("lean", LEAN),
             *_around_rope("balanced", BALANCED),
-            *_around_rope("fine", FINE),
             *_around_rope("OTT", OTT, WITH_KEY_BIAS),
-            *_around_rope("fine", FINE, WITH_KEY_BIAS),
+            *_around_rope("balanced", BALANCED, WITH_KEY_BIAS),
         ),
     ),
     Experiment(
         "levels",
         "Should levels lie where a normal distribution has its mass, instead of evenly?",
         (
-            Row("ours, fine", FINE),
-            Row("ours, fine, uneven values", replace(FINE, values=UNEVEN_VALUES)),
+            Row("ours, balanced", BALANCED),
+            Row("ours, balanced, uneven values", replace(BALANCED, values=UNEVEN_VALUES)),
             Row("ours, 4-bit keys", FOUR_BIT_KEYS),
             Row("ours, 4-bit keys, uneven values", replace(FOUR_BIT_KEYS, values=UNEVEN_VALUES)),
             Row("ours, 4-bit keys, uneven keys", replace(FOUR_BIT_KEYS, keys=UNEVEN_KEYS)),
@@ -154,11 +155,11 @@ EXPERIMENTS = (
         "What do others give for the same bytes?",
         (
             Row("KIVI", KIVI),
-            Row("KIVI, first 4 tokens exact", replace(KIVI, trace=Trace("first", places=4, first_layer=0))),
+            Row("KIVI, first 4 tokens exact", replace(KIVI, trace=FIRST_FOUR)),
             Row("OTT", OTT),
-            Row("ours, balanced", BALANCED),
+            Row("ours, lean", LEAN),
             Row("ours, 1-bit keys, 32 fine channels", ONE_BIT_KEYS),
-            Row("ours, fine", FINE),
+            Row("ours, balanced", BALANCED),
             Row("ours, 32 fine channels", FINER),
             Row("ours, 4-bit keys", FOUR_BIT_KEYS),
             Row("ours, accurate", ACCURATE),
@@ -180,11 +181,11 @@ EXPERIMENTS = (
         "taken",
         "What would ours gain from theirs?",
         (
-            Row("ours, fine", FINE),
-            Row("ours, fine, before RoPE (KVQuant, RotateKV)", replace(FINE, before_rope=True)),
-            Row("ours, fine, 0.3 % sparse keys (KVQuant, GEAR)", FINE_AND_SPARSE),
-            Row("ours, fine, most attended exact (H2O)", replace(FINE, trace=Trace("attended"))),
-            Row("ours, fine, first 4 exact (InnerQ)", replace(FINE, trace=Trace("first", places=4, first_layer=0))),
+            Row("ours, balanced", BALANCED),
+            Row("ours, balanced, before RoPE (KVQuant, RotateKV)", replace(BALANCED, before_rope=True)),
+            Row("ours, balanced, 0.3 % sparse keys (KVQuant, GEAR)", BALANCED_AND_SPARSE),
+            Row("ours, balanced, most attended exact (H2O)", replace(BALANCED, trace=Trace("attended"))),
+            Row("ours, balanced, first 4 exact (InnerQ)", replace(BALANCED, trace=FIRST_FOUR)),
             Row("ours, 1-bit keys, 32 fine channels", ONE_BIT_KEYS),
             Row("ours, 1-bit keys, 32 fine channels, before RoPE", replace(ONE_BIT_KEYS, before_rope=True)),
             Row("ours, keys rotated over heads (RotateKV)", ROTATED_KEYS),

@@ -29,27 +29,28 @@ class Quantiser:
         return LayerSpec(self.k_bits, self.v_bits, cache.k_subgroups, self.k_fine, self.k_fine_bits, pool)
 
 
-BALANCED = Quantiser(fit_rounds=8, unbiased=True, rotate_values=True)
+LEAN = Quantiser(fit_rounds=8, unbiased=True, rotate_values=True)
 
 PRESETS: dict[Preset, Quantiser] = {
     "paper": Quantiser(),
-    "balanced": BALANCED,
-    "smallest": replace(BALANCED, group=256, k_bits=1, v_bits=1, k_fine_bits=1),
-    "fine": BALANCED,
-    "accurate": replace(BALANCED, k_fine_bits=4),
+    "smallest": replace(LEAN, group=256, k_bits=1, v_bits=1, k_fine_bits=1),
+    "lean": LEAN,
+    "balanced": LEAN,
+    "accurate": replace(LEAN, k_fine_bits=4),
 }
-FINE_SHARES: dict[Preset, int] = {"smallest": 4, "fine": 4, "accurate": 2}
+FINE_SHARES: dict[Preset, int] = {"smallest": 4, "balanced": 4, "accurate": 2}
 """One key channel in so many is a fine one, under the presets that have any."""
 
 
 def quantiser(cache: CacheSettings, shape: ModelShape, default: Preset) -> Quantiser:
     """The preset that the settings name, or `default`, with what else they name in its place.
 
-    A preset rotates values only where the model's weights allow it; asked for by name, it is tried and refused.
+    A preset rotates values only where the model's weights allow it; asked for by name, it is tried and refused. Its
+    fine channels go with its bits of keys: whoever sets these says how many channels are fine, or none is.
     """
     name = cache.preset or default
     preset = PRESETS[name]
-    if name in FINE_SHARES:
+    if name in FINE_SHARES and cache.k_bits is None:
         preset = replace(preset, k_fine=fine_channels(shape.head_size, FINE_SHARES[name]))
     if not shape.can_rotate:
         preset = replace(preset, rotate_values=False)
