@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from ottserve.cli.evaluate import DEFAULT_ROWS
 from ottserve.evaluation.policies import REFERENCE, parse_policies, parse_policy
+from ottserve.workers.kv.presets import PRESETS
+from ottserve.workers.kv.shape import ModelShape
+from ottserve.workers.kv.table import resolve_spec
 from ottserve.workers.settings import CacheSettings
 
 
@@ -21,6 +25,14 @@ def test_settings_are_overridden() -> None:
 
 def test_rows_have_blanks_between() -> None:
     assert [row.name for row in parse_policies("fp16  ott ott:pool=4")] == ["fp16", "ott", "ott:pool=4"]
+
+
+def test_unless_told_otherwise_every_preset_is_measured_beside_what_the_paper_compares() -> None:
+    shape = ModelShape(num_layers=3, num_heads=4, num_kv_heads=2, head_size=64)
+    specs = [resolve_spec(row.cache, shape) for row in parse_policies(DEFAULT_ROWS)]
+    assert len(set(specs)) == len(specs)
+    for name in ("fp16", "kivi", "ott:preset=paper,keep=largest", *(f"ott:preset={preset}" for preset in PRESETS)):
+        assert resolve_spec(parse_policy(name).cache, shape) in specs
 
 
 @pytest.mark.parametrize(
