@@ -51,11 +51,32 @@ def test_splits_fill_whole_waves(pairs, each) -> None:
     assert launch.whole_waves(pairs, 1056) == each
 
 
+CPU = torch.device("cpu")
+
+
 @pytest.mark.parametrize("has_pages", [False, True])
 @pytest.mark.parametrize("element_size", [2, 4])
 @pytest.mark.parametrize("gqa", [1, 3, 8, 16])
 def test_every_warp_of_a_chunk_has_rows_of_its_own(gqa, element_size, has_pages) -> None:
     for head_size in (64, 128, 256):
-        launch.prefill_config(PageLayout(128, head_size, 2, 2), gqa, element_size, has_pages=has_pages)
+        launch.prefill_config(PageLayout(128, head_size, 2, 2), gqa, element_size, CPU, has_pages=has_pages)
     with pytest.raises(ValueError, match="warps: 8, must be at most a sixteenth of 64 rows"):
         launch.PrefillConfig(16, 4, keys=32, key_stages=1, warps=8)
+
+
+# As on an H200, on a card of 99 KiB, and on one where a block of the chunk does not fit.
+@pytest.mark.parametrize(("kib", "decode", "chunk", "pages"), [(227, [3, 2], [3, 2], 2), (99, [2, 1], [2, 1], 1)])
+def test_less_shared_memory_has_less_in_flight(kib, decode, chunk, pages, monkeypatch) -> None:
+    monkeypatch.setattr(launch, "shared_memory", lambda device: kib * 1024)
+    layouts = [PageLayout(128, head_size, 16, 16) for head_size in (128, 256)]
+    assert [launch.decode_config(layout, 32, 8, 4, 256, CPU).stages for layout in layouts] == decode
+    alone = [launch.prefill_config(layout, 4, 2, CPU, has_pages=False) for layout in layouts]
+    assert [config.key_stages for config in alone] == chunk
+    assert launch.prefill_config(layouts[1], 4, 2, CPU, has_pages=True).stages == pages
+    assert launch.decode_config(PageLayout(128, 128, 2, 2), 32, 8, 4, 256, CPU).stages == 3
+
+
+def test_a_chunk_that_does_not_fit_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(launch, "shared_memory", lambda device: 64 * 1024)
+    with pytest.raises(ValueError, match="head_size: 256 takes 98304 bytes of shared memory, 64512 are free"):
+        launch.prefill_config(PageLayout(128, 256, 2, 2), 4, 2, CPU, has_pages=False)

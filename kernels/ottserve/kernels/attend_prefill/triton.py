@@ -406,7 +406,7 @@ def attend_prefill(
     if T == 0 or N == 0:
         return out
     has_pages = page_table.shape[1] > 0
-    config = launch.prefill_config(layout, H // J, k.element_size(), has_pages=has_pages)
+    config = launch.prefill_config(layout, H // J, k.element_size(), q.device, has_pages=has_pages)
     attend_history_kernel[triton.cdiv(T, config.tokens) + N, J](
         q,
         k,
