@@ -17,7 +17,8 @@ LAYOUTS = [
     for k_bits, v_bits in [(1, 1), (2, 2), (4, 4), (8, 8), (16, 16), (4, 2), (16, 2), (2, 16)]
     for dtype in (HALF, BRAIN)
 ]
-LAYOUTS += [PageLayout(128, head_size, 2, 2) for head_size in (64, 80, 96, 256)]
+LAYOUTS += [PageLayout(128, head_size, *bits) for head_size in (64, 80, 96, 256) for bits in ((2, 2), (16, 16))]
+LAYOUTS += [PageLayout(128, head_size, 2, 2, 1, BRAIN, 16, 2) for head_size in (80, 96, 256)]
 LAYOUTS += [PageLayout(128, 128, 2, 2, 4, BRAIN), PageLayout(32, 64, 1, 2), PageLayout(64, 64, 2, 2)]
 LAYOUTS += [PageLayout(256, 128, 2, 2)]
 LAYOUTS += [PageLayout(128, 128, 2, 2, 1, BRAIN, 32, 2), PageLayout(128, 64, 1, 2, 2, HALF, 32, 2)]

@@ -268,9 +268,11 @@ def accumulate_exact(b_v, b_p, b_acc):
 
 @triton.jit
 def prefetch_sectors(p_words, WORDS: tl.constexpr, IN_ASM: tl.constexpr):
-    """Ask for WORDS 16-bit words to come near. Numbers too small for an asynchronous copy are used from there."""
+    """Ask for WORDS 16-bit words to come near, and for as many behind them as make a power of two. Numbers too small
+    for an asynchronous copy are used from there."""
     if IN_ASM:
-        p_sectors = p_words.to(tl.int64) + tl.arange(0, WORDS // 16) * 32
+        SECTORS: tl.constexpr = triton.next_power_of_2(WORDS // 16)
+        p_sectors = p_words.to(tl.int64) + tl.arange(0, SECTORS) * 32
         tl.inline_asm_elementwise(
             "prefetch.global.L1 [$1]; mov.b32 $0, 0;", "=r,l", [p_sectors], dtype=tl.int32, is_pure=False, pack=1
         )

@@ -1,7 +1,8 @@
-"""Compiles what the ops launch for one policy, for sm_90, on a machine without a GPU; run as a program by the tests.
+"""Compiles what the ops launch for one policy and GPU on a machine without one; run as a program by the tests.
 
 Every launch is caught where it would start and compiled instead, so signatures and launch configurations are the
-real ones. Prints one JSON object a kernel: its name and its stack bytes a thread (spilled registers).
+real ones. Prints one JSON object a kernel: its name, its stack bytes a thread (spilled registers), and the bytes of
+shared memory that a program takes.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from tests.kernels.triton.cache_state import frequencies_of, make_state
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from ottserve.kernels import launch
 from ottserve.kernels.attend_decode import triton as decode
 from ottserve.kernels.attend_prefill import triton as prefill
-from ottserve.kernels.layout import PageLayout
+from ottserve.kernels.layout import EXACT_BITS, PageLayout
 from ottserve.kernels.seal import triton as seal
 from ottserve.kernels.write_tail import triton as write_tail
 
@@ -34,6 +36,10 @@ NAMES = {
     torch.int32: "*i32",
     torch.bool: "*i1",
 }
+
+
+CAPABILITY, SHARED_MEMORY = map(int, sys.argv[1:3])
+"""Of the GPU: 90 is that of an H200. Bytes that a program may use."""
 
 
 def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
@@ -52,8 +58,9 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: A
         constexprs={(order.index(name),): values[name] for name in constant},
         attrs={(order.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=named)
-    print(json.dumps({"kernel": kernel.__name__, "stack": stack_bytes(compiled.asm["cubin"])}))
+    compiled = triton.compile(source, target=GPUTarget("cuda", CAPABILITY, 32), options=named)
+    stack, shared = stack_bytes(compiled.asm["cubin"]), compiled.metadata.shared
+    print(json.dumps({"kernel": kernel.__name__, "stack": stack, "shared": shared}))
 
 
 def is_aligned(param: Any, values: dict[str, Any]) -> bool:
@@ -85,7 +92,10 @@ def launch_everything(layout: PageLayout) -> None:
     args = (state.pages, state.slots, layout, state.page_table, state.num_pages, state.slot_ids, state.lengths, 0.1)
     frequencies = frequencies_of(layout)
     decode.attend_decode(q, *args, frequencies=frequencies)
-    prefill.attend_prefill(q, k, k, torch.tensor([0, 1]).int(), *args, frequencies)
+    starts = torch.tensor([0, 1]).int()
+    prefill.attend_prefill(q, k, k, starts, *args, frequencies)
+    if layout.k_bits == EXACT_BITS:  # without pages, one kernel for all policies
+        prefill.attend_prefill(q, k, k, starts, *args[:3], state.page_table[:, :0], *args[4:])
     write_tail.write_tail(state.slots, k, k, state.slot_ids, state.lengths)
     one = torch.ones(1, dtype=torch.int32)
     for fit_rounds in (0, 8):
@@ -98,6 +108,7 @@ def launch_everything(layout: PageLayout) -> None:
 
 if __name__ == "__main__":
     triton.JITFunction.run = compile_instead
-    head_size, k_bits, v_bits, k_subgroups = map(int, sys.argv[1:5])
-    exact = {"fp16": torch.float16, "bf16": torch.bfloat16}[sys.argv[5]]
-    launch_everything(PageLayout(128, head_size, k_bits, v_bits, k_subgroups, exact, *map(int, sys.argv[6:])))
+    launch.shared_memory = lambda device: SHARED_MEMORY
+    head_size, k_bits, v_bits, k_subgroups = map(int, sys.argv[3:7])
+    exact = {"fp16": torch.float16, "bf16": torch.bfloat16}[sys.argv[7]]
+    launch_everything(PageLayout(128, head_size, k_bits, v_bits, k_subgroups, exact, *map(int, sys.argv[8:])))
