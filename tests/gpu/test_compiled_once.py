@@ -9,6 +9,7 @@ from tests.kernels.triton.cache_state import make_state
 from ottserve.kernels.attend_decode import triton as decode
 from ottserve.kernels.attend_prefill import triton as prefill
 from ottserve.kernels.layout import PageLayout
+from ottserve.kernels.seal import Chunks
 from ottserve.kernels.seal import triton as seal
 from ottserve.kernels.seal.outliers import triton as outliers
 from ottserve.kernels.write_tail import triton as write_tail
@@ -50,7 +51,7 @@ def test_ids_at_any_place_and_in_any_number_use_the_same_code() -> None:
         write_tail.write_tail(state.slots, k, k, slots, lengths)
         zero = placed(torch.zeros_like(slots), offset)
         seal.seal(state.pages, state.slots, LAYOUT, slots, zero, zero, zero, "smallest", 0)
-        page_of_each = placed(starts, offset), torch.zeros_like(slots), zero, zero, zero
-        seal.seal_chunks(state.pages, state.slots, LAYOUT, k, k, starts, slots, lengths, *page_of_each, "smallest", 0)
+        chunks = Chunks(k, k, starts, slots, lengths, placed(starts, offset), torch.zeros_like(slots), zero, zero)
+        seal.seal_chunks(state.pages, state.slots, LAYOUT, chunks, zero, "smallest", 0)
         counts.append(num_compiled())
     assert len(set(counts)) == 1, counts

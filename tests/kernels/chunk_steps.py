@@ -8,10 +8,12 @@ from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 
 import torch
-from tests.kernels.triton.cache_state import POISON_WORD, frequencies_of, make_slots
+from tests.kernels.triton.cache_state import POISON_WORD, frequencies_of, make_slots, relative_error
 from torch import Tensor
 
 from ottserve.kernels.layout import PageLayout
+from ottserve.kernels.quantize import dequantize_keys, dequantize_values
+from ottserve.kernels.seal import Chunks
 from ottserve.kernels.seal import reference as seal_reference
 from ottserve.kernels.slots import Slots
 from ottserve.kernels.write_tail import reference as write_reference
@@ -50,6 +52,11 @@ class ChunkStep:
     pool_sizes: Tensor
     how: tuple[object, ...]
 
+    @property
+    def chunks(self) -> Chunks:
+        """What fills which pages."""
+        return Chunks(**{field.name: getattr(self, field.name) for field in fields(Chunks)})
+
     def copy(self) -> ChunkStep:
         """With a cache of its own."""
         slots = Slots(*(getattr(self.slots, field.name).clone() for field in fields(Slots)))
@@ -58,10 +65,7 @@ class ChunkStep:
     def seal_at_once(self, seal_chunks: Callable[..., None]) -> tuple[Tensor, Slots]:
         """Pages and slots by the op; the tails are as they were."""
         step = self.copy()
-        seal_chunks(
-            step.pages, step.slots, step.layout, step.k, step.v, step.starts, step.slot_ids, step.lengths,
-            step.page_starts, step.page_rows, step.page_ids, step.first_positions, step.pool_sizes, *step.how,
-        )  # fmt: skip
+        seal_chunks(step.pages, step.slots, step.layout, step.chunks, step.pool_sizes, *step.how)
         return step.pages, step.slots
 
     def store_in_turn(self, write_tail: Callable[..., None], seal: Callable[..., None]) -> tuple[Tensor, Slots]:
@@ -161,3 +165,30 @@ def make_chunks(
 
 OUTLIERS = ("outlier_k", "outlier_v", "outlier_score", "outlier_position", "outlier_count", "frozen")
 """What sealing changes of a slot."""
+
+
+def assert_same_as_in_turn(
+    step: ChunkStep, seal_chunks: Callable[..., None], write_tail: Callable[..., None], seal: Callable[..., None]
+) -> None:
+    """Bit for bit: pages, and what sealing changes of slots."""
+    pages, slots = step.seal_at_once(seal_chunks)
+    expected, expected_slots = step.store_in_turn(write_tail, seal)
+    assert torch.equal(pages, expected)
+    for name in OUTLIERS:
+        assert torch.equal(getattr(slots, name).nan_to_num(-1), getattr(expected_slots, name).nan_to_num(-1)), name
+
+
+def assert_as_the_reference(step: ChunkStep, seal_chunks: Callable[..., None], tolerance: float) -> None:
+    """Within what the order of sums allows; pages that are not sealed bit for bit as they were."""
+    layout = step.layout
+    pages, slots = step.seal_at_once(seal_chunks)
+    expected, expected_slots = step.seal_at_once(seal_reference.seal_chunks)
+    for name in OUTLIERS:
+        got, want = getattr(slots, name), getattr(expected_slots, name)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=0, equal_nan=True)
+    assert torch.equal(layout.mask_words(pages), layout.mask_words(expected))
+    sealed = step.page_ids.long()
+    for dequantize in (dequantize_keys, dequantize_values):
+        assert relative_error(dequantize(pages[sealed], layout), dequantize(expected[sealed], layout)) < tolerance
+    others = torch.ones(len(pages), dtype=torch.bool, device=pages.device).index_fill(0, sealed, False)
+    assert torch.equal(pages[others], step.pages[others])

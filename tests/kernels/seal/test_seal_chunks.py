@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from tests.kernels.chunk_steps import CASES, OUTLIERS, ChunkStep, make_chunks
+from tests.kernels import chunk_steps
+from tests.kernels.chunk_steps import CASES, ChunkStep, make_chunks
 
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.seal import seal, seal_chunks
@@ -15,14 +18,10 @@ G = 32
 
 
 def assert_same_as_in_turn(step: ChunkStep) -> None:
-    pages, slots = step.seal_at_once(on_cpu)
-    expected, expected_slots = step.store_in_turn(
-        write_tail, lambda *args: seal(*args[:9], unbiased=args[9], frequencies=args[10])
+    chunk_steps.assert_same_as_in_turn(
+        step, on_cpu, write_tail, lambda *args: seal(*args[:9], unbiased=args[9], frequencies=args[10])
     )
-    assert torch.equal(pages, expected)
-    for name in OUTLIERS:
-        got, want = getattr(slots, name), getattr(expected_slots, name)
-        assert torch.equal(got.nan_to_num(-1.0), want.nan_to_num(-1.0)), name
+    _, slots = step.seal_at_once(on_cpu)
     assert torch.equal(slots.tail_k.nan_to_num(-1), step.slots.tail_k.nan_to_num(-1)), "tails are only read"
     assert torch.equal(slots.tail_v.nan_to_num(-1), step.slots.tail_v.nan_to_num(-1)), "tails are only read"
 
@@ -80,9 +79,8 @@ def test_each_chunk_alone_is_as_with_the_others() -> None:
     counts = torch.tensor([int((pick == row).sum()) for row in range(len(CASES))])
     starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
     alone = together.copy()
-    seal_chunks(
-        alone.pages, alone.slots, layout, alone.k, alone.v, alone.starts, alone.slot_ids, alone.lengths, starts, pick,
-        alone.page_ids[some], alone.first_positions[some], alone.pool_sizes,
-    )  # fmt: skip
+    filled = {"page_ids": alone.page_ids[some], "first_positions": alone.first_positions[some]}
+    chunks = replace(alone.chunks, page_starts=starts, page_rows=pick, **filled)
+    seal_chunks(alone.pages, alone.slots, layout, chunks, alone.pool_sizes)
     assert torch.equal(alone.pages[alone.page_ids[some]], pages[alone.page_ids[some]])
     assert torch.equal(alone.pages[alone.page_ids[~some]], together.pages[alone.page_ids[~some]])

@@ -25,6 +25,7 @@ from ottserve.kernels import launch
 from ottserve.kernels.attend_decode import triton as decode
 from ottserve.kernels.attend_prefill import triton as prefill
 from ottserve.kernels.layout import EXACT_BITS, PageLayout
+from ottserve.kernels.seal import Chunks
 from ottserve.kernels.seal import triton as seal
 from ottserve.kernels.write_tail import triton as write_tail
 
@@ -102,8 +103,8 @@ def launch_everything(layout: PageLayout) -> None:
         how = "smallest", fit_rounds, fit_rounds > 0, frequencies
         seal.seal(state.pages, state.slots, layout, one, one, one, one, *how)
         bounds, zero = torch.tensor([0, 1]).int(), torch.zeros(1, dtype=torch.int32)
-        chunk = k, k, bounds, one, one, bounds, zero, one, one, one
-        seal.seal_chunks(state.pages, state.slots, layout, *chunk, *how)
+        chunks = Chunks(k, k, bounds, one, one, bounds, zero, one, one)
+        seal.seal_chunks(state.pages, state.slots, layout, chunks, one, *how)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ together. Sums are taken in another order then, which may round a rare value to 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import fields
 
 import pytest
 import torch
@@ -122,12 +123,13 @@ def test_kernels_are_handed_vectors_that_lie_side_by_side(make_random_engine, ma
     """Two prompts seal in one step; a number repeated by stride 0 would have a GPU read what lies behind it."""
     seen = []
 
-    def checked(pages, slots, layout, *vectors, **how):
+    def checked(pages, slots, layout, chunks, pool_sizes, **how):
+        vectors = [*(getattr(chunks, field.name) for field in fields(chunks) if field.name not in "kv"), pool_sizes]
         seen.append([(len(vector), vector.is_contiguous()) for vector in vectors])
-        return seal_chunks(pages, slots, layout, *vectors, **how)
+        return seal_chunks(pages, slots, layout, chunks, pool_sizes, **how)
 
     monkeypatch.setattr(open_step, "seal_chunks", checked)
     prompts = {"r0": "abcdefgh" * 15, "r1": "hgfedcba" * 15}
     run_to_end(make_random_engine(), *(make_task(text, request_id=name, max_new=2) for name, text in prompts.items()))
-    assert [3, 2, 2, 3, 6, 6, 6, 2] in [[length for length, _ in vectors[2:]] for vectors in seen], "2 chunks, 6 pages"
-    assert all(lies_side_by_side for vectors in seen for _, lies_side_by_side in vectors[2:])
+    assert [3, 2, 2, 3, 6, 6, 6, 2] in [[length for length, _ in vectors] for vectors in seen], "2 chunks, 6 pages"
+    assert all(lies_side_by_side for vectors in seen for _, lies_side_by_side in vectors)

@@ -9,6 +9,7 @@ import torch
 from ottserve.kernels.bench.case import KV_HEADS, Case, Work, exact
 from ottserve.kernels.bench.state import WINDOW, random_pages, random_slots
 from ottserve.kernels.layout import PageLayout
+from ottserve.kernels.seal import Chunks
 from ottserve.kernels.seal.triton import seal, seal_chunks
 from ottserve.kernels.write_tail.triton import write_tail
 
@@ -52,13 +53,14 @@ def _seal_chunks(layout: PageLayout, num_pages: int, fit_rounds: int, device: to
     def ints(*numbers: int) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int32, device=device)
 
-    chunk = k, v, ints(0, len(k)), ints(0), ints(0), ints(0, num_pages), ints(*[0] * num_pages)
-    places = ints(*range(num_pages)), ints(*range(0, num_pages * layout.group, layout.group)), ints(POOL)
+    firsts = ints(*range(0, num_pages * layout.group, layout.group))
+    rows, ids, pools = ints(*[0] * num_pages), ints(*range(num_pages)), ints(POOL)
+    chunks = Chunks(k, v, ints(0, len(k)), ints(0), ints(0), ints(0, num_pages), rows, ids, firsts)
 
     def call() -> None:
         slots.outlier_count.zero_()
         slots.frozen.zero_()
-        seal_chunks(pages, slots, layout, *chunk, *places, "smallest", fit_rounds, fit_rounds > 0)
+        seal_chunks(pages, slots, layout, chunks, pools, "smallest", fit_rounds, fit_rounds > 0)
 
     return Work([call], sealed_bytes(layout, num_pages), num_pages=num_pages)
 

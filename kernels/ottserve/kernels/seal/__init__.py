@@ -8,7 +8,10 @@ from torch import Tensor
 
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.seal import reference
+from ottserve.kernels.seal.chunks import Chunks
 from ottserve.kernels.slots import Slots
+
+__all__ = ["Chunks", "seal", "seal_chunks"]
 
 
 def seal(
@@ -76,15 +79,7 @@ def seal_chunks(
     pages: Tensor,
     slots: Slots,
     layout: PageLayout,
-    k: Tensor,
-    v: Tensor,
-    starts: Tensor,
-    slot_ids: Tensor,
-    lengths: Tensor,
-    page_starts: Tensor,
-    page_rows: Tensor,
-    page_ids: Tensor,
-    first_positions: Tensor,
+    chunks: Chunks,
     pool_sizes: Tensor,
     keep: Literal["smallest", "largest"] = "smallest",
     fit_rounds: int = 0,
@@ -100,14 +95,7 @@ def seal_chunks(
 
     Args:
         pages, slots, layout, keep, fit_rounds, unbiased, frequencies: as of `seal`.
-        k, v: `[T, J, D]` of all chunks, any float dtype; narrowed as `write_tail` does it.
-        starts: int32 `[N+1]`; chunk n is tokens starts[n] … starts[n+1]−1.
-        slot_ids: int32 `[N]`, all different.
-        lengths: int32 `[N]`, tokens stored before the chunk.
-        page_starts: int32 `[N+1]`; chunk n fills pages page_starts[n] … page_starts[n+1]−1 of the next three, oldest
-            first and each G after the one before.
-        page_rows, page_ids: int32 `[M]`, the chunk that fills each page, and the page's id.
-        first_positions: int32 `[M]`, position of each group's first token.
+        chunks: what fills which pages.
         pool_sizes: int32 `[N]`, O of the layer; 0 traces nothing.
     """
     if pages.is_cuda:
@@ -116,22 +104,4 @@ def seal_chunks(
         backend = triton.seal_chunks
     else:
         backend = reference.seal_chunks
-    backend(
-        pages,
-        slots,
-        layout,
-        k,
-        v,
-        starts,
-        slot_ids,
-        lengths,
-        page_starts,
-        page_rows,
-        page_ids,
-        first_positions,
-        pool_sizes,
-        keep,
-        fit_rounds,
-        unbiased,
-        frequencies,
-    )
+    backend(pages, slots, layout, chunks, pool_sizes, keep, fit_rounds, unbiased, frequencies)

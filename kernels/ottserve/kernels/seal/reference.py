@@ -11,6 +11,7 @@ from ottserve.kernels.layout import EXACT_BITS, PageLayout
 from ottserve.kernels.quantize.packing import pack, pack_mask
 from ottserve.kernels.quantize.reference import quantize
 from ottserve.kernels.rotary import for_layout, turn
+from ottserve.kernels.seal.chunks import Chunks
 from ottserve.kernels.seal.outliers.reference import admit
 from ottserve.kernels.slots import Slots
 from ottserve.kernels.write_tail.reference import narrow
@@ -48,15 +49,7 @@ def seal_chunks(
     pages: Tensor,
     slots: Slots,
     layout: PageLayout,
-    k: Tensor,
-    v: Tensor,
-    starts: Tensor,
-    slot_ids: Tensor,
-    lengths: Tensor,
-    page_starts: Tensor,
-    page_rows: Tensor,
-    page_ids: Tensor,
-    first_positions: Tensor,
+    chunks: Chunks,
     pool_sizes: Tensor,
     keep: Literal["smallest", "largest"],
     fit_rounds: int,
@@ -64,22 +57,23 @@ def seal_chunks(
     frequencies: Tensor | None = None,
 ) -> None:
     """See `ottserve.kernels.seal.seal_chunks`."""
-    tokens = first_positions[:, None] + torch.arange(layout.group, device=pages.device)
-    slot_rows, chunk_tokens = slot_ids[page_rows].long(), tokens + (starts[:-1] - lengths)[page_rows, None]
-    in_tail = (tokens < lengths[page_rows, None])[:, None, :, None]
+    rows, lengths = chunks.page_rows, chunks.lengths
+    tokens = chunks.first_positions[:, None] + torch.arange(layout.group, device=pages.device)
+    slot_rows, chunk_tokens = chunks.slot_ids[rows].long(), tokens + (chunks.starts[:-1] - lengths)[rows, None]
+    in_tail = (tokens < lengths[rows, None])[:, None, :, None]
     ring, chunk_tokens = tokens % slots.tail_k.shape[2], chunk_tokens.clamp_min(0)
     keys, values = (
         torch.where(in_tail, _group(tail, slot_rows, ring), narrow(x[chunk_tokens], tail.dtype).transpose(1, 2))
-        for tail, x in ((slots.tail_k, k), (slots.tail_v, v))
+        for tail, x in ((slots.tail_k, chunks.k), (slots.tail_v, chunks.v))
     )
     replaced = torch.zeros(keys.shape[:3], dtype=torch.bool, device=pages.device)
-    turn_of = torch.arange(len(page_ids), device=pages.device) - page_starts[page_rows]
-    for number in range(int((page_starts[1:] - page_starts[:-1]).max())):
+    turn_of = torch.arange(len(rows), device=pages.device) - chunks.page_starts[rows]
+    for number in range(int(chunks.page_starts.diff().max())):
         due = (turn_of == number).nonzero()[:, 0]
-        of_due = slot_rows[due], tokens[due], pool_sizes[page_rows[due]]
+        of_due = slot_rows[due], tokens[due], pool_sizes[rows[due]]
         replaced[due] = admit(slots, keys[due], values[due], *of_due, keep)
     at_once = _pages_at_once(layout, keys.shape[1])
-    groups = zip(*(x.split(at_once) for x in (page_ids.long(), tokens, keys, values, replaced)), strict=True)
+    groups = zip(*(x.split(at_once) for x in (chunks.page_ids.long(), tokens, keys, values, replaced)), strict=True)
     for ids, positions, page_keys, page_values, gone in groups:
         _store_pages(pages, layout, ids, positions, page_keys, page_values, gone, fit_rounds, unbiased, frequencies)
 

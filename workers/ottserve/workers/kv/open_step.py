@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ottserve.kernels.attend_prefill import attend_prefill
+from ottserve.kernels.seal import Chunks as SealedChunks
 from ottserve.kernels.seal import seal, seal_chunks
 from ottserve.kernels.write_tail import write_tail
 from ottserve.workers.kv.decodes import begin_decodes
@@ -97,19 +98,12 @@ class OpenStep:
 
     def _seal_chunks(self, stored: LayerStore, k: Tensor, v: Tensor, chunks: Chunks, pages: ChunkPages) -> None:
         spec = self._store.spec
+        filled = pages.starts, pages.rows, pages.page_ids, pages.first_positions
         seal_chunks(
             stored.pages,
             stored.slots,
             stored.layout,
-            k,
-            v,
-            chunks.starts,
-            chunks.slot_ids,
-            chunks.lengths,
-            pages.starts,
-            pages.rows,
-            pages.page_ids,
-            pages.first_positions,
+            SealedChunks(k, v, chunks.starts, chunks.slot_ids, chunks.lengths, *filled),
             stored.pool_size.repeat(chunks.slot_ids.numel()),
             keep=spec.keep,
             fit_rounds=spec.fit_rounds,
