@@ -39,6 +39,13 @@ def check_vectors(**vectors: Tensor) -> None:
             raise ValueError(f"{name}: strides {vector.stride()}, must be contiguous")
 
 
+def check_elements(**tensors: Tensor) -> None:
+    """Raise ValueError, by name, unless the channels of a token and head lie side by side in these `[T, heads, D]`."""
+    for name, tensor in tensors.items():
+        if tensor.stride(2) != 1:
+            raise ValueError(f"{name}: strides {tensor.stride()}, the last must be 1")
+
+
 @cache
 def check_layout(layout: PageLayout) -> None:
     """Raise ValueError unless blocks of the layout fit the matrix units."""
@@ -63,5 +70,4 @@ def check_queries(q: Tensor, num_kv_heads: int) -> None:
     """Raise ValueError unless heads divide and a head's channels lie side by side."""
     if q.shape[1] % num_kv_heads:
         raise ValueError(f"q: {q.shape[1]} heads, must be a multiple of the {num_kv_heads} KV heads")
-    if q.stride(2) != 1:
-        raise ValueError(f"q: strides {q.stride()}, the last must be 1")
+    check_elements(q=q)

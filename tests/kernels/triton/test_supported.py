@@ -8,6 +8,7 @@ from ottserve.kernels import launch
 from ottserve.kernels.attend_decode import triton
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.seal.triton import seal as seal_on_gpu
+from ottserve.kernels.write_tail.triton import write_tail
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,13 @@ def test_a_vector_that_repeats_one_number_in_memory_is_refused() -> None:
     two, sizes = torch.tensor([1, 2], dtype=torch.int32), torch.tensor([3], dtype=torch.int32).expand(2)
     with pytest.raises(ValueError, match=r"pool_sizes: strides \(0,\), must be contiguous"):
         seal_on_gpu(state.pages, state.slots, PageLayout(64, 16, 2, 2), two, two, two, sizes, "smallest", 0)
+
+
+def test_tokens_whose_channels_lie_apart_are_refused() -> None:
+    state = make_state(PageLayout(64, 16, 2, 2), [100])
+    k, ids = torch.zeros(1, 2, 32, dtype=torch.float16), torch.ones(1, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"values: strides \(64, 32, 2\), the last must be 1"):
+        write_tail(state.slots, k[..., :16], k[..., ::2], ids, ids)
 
 
 def run(stored: PageLayout, asked: PageLayout) -> torch.Tensor:

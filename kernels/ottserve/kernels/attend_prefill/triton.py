@@ -30,7 +30,7 @@ from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.rotary import for_layout
 from ottserve.kernels.rotary.triton import turned_scores
 from ottserve.kernels.slots import Slots
-from ottserve.kernels.supported import check, check_queries, check_vectors
+from ottserve.kernels.supported import check, check_elements, check_queries, check_vectors
 
 PAGE_UNIT = tl.constexpr(2.0 ** (14 - 24))
 """What sums over codes are times: a code at bit k of a word is c · 2^(k−24), and its probability times 2^(14−k)."""
@@ -397,9 +397,7 @@ def attend_prefill(
     if layout.turns_keys:
         for_layout(layout, frequencies)
     check_vectors(starts=starts, num_pages=num_pages, slot_ids=slot_ids, lengths=lengths)
-    for name, tensor in (("k", k), ("v", v)):
-        if tensor.stride(2) != 1:
-            raise ValueError(f"{name}: strides {tensor.stride()}, the last must be 1")
+    check_elements(k=k, v=v)
     T, H, D = q.shape
     N, J = len(slot_ids), k.shape[1]
     out = torch.zeros(T, H, D, dtype=q.dtype, device=q.device)

@@ -19,7 +19,7 @@ from ottserve.kernels.seal.chunks import Chunks
 from ottserve.kernels.seal.outliers.triton import admit_kernel, score_kernel
 from ottserve.kernels.seal.pages.triton import seal_kernel
 from ottserve.kernels.slots import Slots
-from ottserve.kernels.supported import check, check_vectors
+from ottserve.kernels.supported import check, check_elements, check_vectors
 from ottserve.kernels.write_tail import narrow
 
 
@@ -57,9 +57,7 @@ def seal_chunks(
     vectors = {field.name: getattr(chunks, field.name) for field in fields(chunks) if field.name not in ("k", "v")}
     check_vectors(**vectors, pool_sizes=pool_sizes)
     k, v = (narrow(tensor, slots.tail_k.dtype) for tensor in (chunks.k, chunks.v))
-    for name, tensor in (("k", k), ("v", v)):
-        if tensor.stride(2) != 1:
-            raise ValueError(f"{name}: strides {tensor.stride()}, the last must be 1")
+    check_elements(k=k, v=v)
     groups = chunks.slot_ids, chunks.page_ids, chunks.first_positions, pool_sizes
     how = keep, fit_rounds, unbiased, frequencies
     _launch(pages, slots, layout, replace(chunks, k=k, v=v), *groups, *how)

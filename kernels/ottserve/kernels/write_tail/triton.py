@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ottserve.kernels.slots import Slots
-from ottserve.kernels.supported import check_slots, check_vectors
+from ottserve.kernels.supported import check_elements, check_slots, check_vectors
 
 
 @triton.jit
@@ -56,9 +56,7 @@ def write_tail(slots: Slots, keys: Tensor, values: Tensor, slot_ids: Tensor, pos
     """See `ottserve.kernels.write_tail.write_tail`."""
     check_slots(slots)
     check_vectors(slot_ids=slot_ids, positions=positions)
-    for name, tensor in (("keys", keys), ("values", values)):
-        if tensor.stride(2) != 1:
-            raise ValueError(f"{name}: strides {tensor.stride()}, the last must be 1")
+    check_elements(keys=keys, values=values)
     T, J, D = keys.shape
     if T == 0:
         return
