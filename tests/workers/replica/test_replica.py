@@ -56,6 +56,23 @@ def test_threads_of_a_replica_soon_give_way_to_each_other(handle: Any) -> None:
     assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S) and SWITCH_INTERVAL_S <= 0.001
 
 
+def test_who_comes_during_a_step_is_told_of_as_waiting(
+    handle: Any, make_task: Callable[..., GenerationTask], gate: Path
+) -> None:
+    streams = [handle.options(stream=True).generate.remote(make_task(num_tokens=100_000))]
+    next(streams[0])
+    eventually(lambda: num_running(handle) == 1)
+    gate.touch()
+    time.sleep(0.05)  # the step that has begun ends not before the gate opens
+    streams += [handle.options(stream=True).generate.remote(make_task(request_id=name)) for name in "bc"]
+    eventually(lambda: handle.load.remote().result().num_waiting == 2)
+    assert num_running(handle) == 1
+    gate.unlink()
+    assert [chunk.finish is not None for stream in streams[1:] for chunk in list(stream)[-1:]] == [True, True]
+    streams[0].cancel()
+    eventually(lambda: handle.load.remote().result().num_waiting == 0 == num_running(handle))
+
+
 def test_cancelling_the_stream_frees_the_slot(handle: Any, make_task: Callable[..., GenerationTask]) -> None:
     stream = handle.options(stream=True).generate.remote(make_task(num_tokens=100_000))
     next(stream)

@@ -122,6 +122,11 @@ class EngineLoop:
         """Drop the cached pages that no live request uses, and tell how many."""
         return await self._ask(self._thread.flush_cache)
 
+    @property
+    def num_requests(self) -> int:
+        """Those that have not ended, whether or not the engine has read of them: it reads between two steps."""
+        return len(self._streams)
+
     def stalled_for_s(self) -> float:
         """Seconds since the last step while work is pending; 0 when nothing is pending, however long that has been."""
         return self._clock() - self._advanced_at if self._streams else 0.0

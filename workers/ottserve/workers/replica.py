@@ -96,10 +96,15 @@ class Replica:
         return ReplicaInfo(self._replica_id, facts.model, facts.server, facts.tokenizer)
 
     async def load(self) -> LoadReport:
-        """The state now, a tenth of a second old at most while steps are made."""
+        """The state when the last step ended, or a tenth of a second before.
+
+        Whoever has come since is counted as waiting: whoever places requests would else take their room for free.
+        """
         if self._engine.snapshot is None:
             raise Unavailable("the replica has not computed anything to report yet")
-        return dataclasses.replace(self._engine.snapshot.load, replica_id=self._replica_id)
+        report = self._engine.snapshot.load
+        num_new = max(0, self._engine.num_requests - report.num_running - report.num_waiting)
+        return dataclasses.replace(report, replica_id=self._replica_id, num_waiting=report.num_waiting + num_new)
 
     async def metrics_address(self) -> str:
         """`host:port` that Prometheus scrapes."""
