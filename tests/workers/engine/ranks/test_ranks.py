@@ -34,10 +34,11 @@ def logprobs(found: list[Answer]) -> torch.Tensor:
     return torch.tensor([each.logprob for each in told])
 
 
-@pytest.mark.parametrize("policy", ["fp16", "ott"])
-def test_two_ranks_say_what_one_says(two_ranks: TwoRanks, settings_of: SettingsOf, policy: str) -> None:
-    expected = answers(alone(settings_of(1, policy=policy)))
-    engine = two_ranks.engine(settings_of(2, policy=policy))
+# Which channels are fine is a matter of which vary most, and sums of another order may turn that where two are level.
+@pytest.mark.parametrize("cache", [{"policy": "fp16"}, {"policy": "ott", "preset": "lean"}], ids=["fp16", "ott"])
+def test_two_ranks_say_what_one_says(two_ranks: TwoRanks, settings_of: SettingsOf, cache: dict[str, str]) -> None:
+    expected = answers(alone(settings_of(1, **cache)))
+    engine = two_ranks.engine(settings_of(2, **cache))
     found = answers(engine)
     assert engine.counters.num_pages_sealed == 3 + 1
     assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
