@@ -109,6 +109,17 @@ def test_what_a_report_counts_is_not_counted_twice(fleet: Fleet, observe: Any, c
                 assert other in ("a", "b")
 
 
+def test_who_came_just_before_a_report_is_not_counted_twice(fleet: Fleet, observe: Any, clock: Clock) -> None:
+    """A report counts all that have come by then, its pages are older."""
+    observe(a=0)
+    with fleet.place(TASK, nobody), fleet.place(TASK, nobody):
+        clock.now += 0.05
+        waiting, busy = replace(REPORT, num_waiting=2), replace(REPORT, replica_id="b", num_running=3)
+        fleet.observe([waiting, busy], {"a", "b"}, clock.now)
+        with fleet.place(TASK, nobody) as third:
+            assert third == "a"
+
+
 def test_a_lost_replica_gets_nothing_until_it_reports(fleet: Fleet, observe: Any) -> None:
     observe(a=0, b=9)
     fleet.lose("a")

@@ -18,7 +18,7 @@ from ottserve.workers.api import GenerationTask, LoadReport, Unavailable
 
 log = structlog.get_logger(__name__)
 
-REPORT_AGE_S = 0.1  # a replica that computes reports what was true so long ago, at most
+PAGES_AGE_S = 0.1  # a replica that computes tells the pages of so long ago, at most; its requests it counts when asked
 
 
 @dataclass(eq=False, slots=True)
@@ -28,14 +28,16 @@ class Placed:
     Attributes:
         end: ends the stream; called when the replica is lost.
         placed_at: on the fleet's clock.
-        reported: whether the replica's last report counts it.
+        counted: whether the replica's last report counts it as running or waiting.
+        settled: whether it has been there for so long that the report's free pages are without those that it took.
     """
 
     replica_id: str | None
     need: Need
     end: Callable[[], None]
     placed_at: float
-    reported: bool = False
+    counted: bool = False
+    settled: bool = False
 
 
 @dataclass(slots=True)
@@ -48,13 +50,14 @@ class Member:
 
     def candidate(self) -> Candidate:
         """As it is now."""
-        unseen = [placed.need for placed in self.placed if not placed.reported]
         report = self.report
+        slots = sum(placed.need.slots for placed in self.placed if not placed.counted)
+        pages = sum(placed.need.pages for placed in self.placed if not placed.settled)
         return Candidate(
             report.replica_id,
             self.others + len(self.placed),
-            report.slots_free - report.num_waiting - sum(need.slots for need in unseen),  # who waits comes first
-            report.pages_free + report.pages_cached - sum(need.pages for need in unseen),
+            report.slots_free - report.num_waiting - slots,  # who waits comes first
+            report.pages_free + report.pages_cached - pages,
         )
 
 
@@ -105,7 +108,7 @@ class Fleet:
             asked_at: when they were asked; what was placed since may be missing in a report.
         """
         by_id = {report.replica_id: report for report in reports}
-        self._members = {name: self._member(report, asked_at - REPORT_AGE_S) for name, report in by_id.items()}
+        self._members = {name: self._member(report, asked_at) for name, report in by_id.items()}
         self._heard_at |= dict.fromkeys(by_id, asked_at)
         if roster is None:
             return
@@ -119,11 +122,12 @@ class Fleet:
         if self._members is not None:
             self._members.pop(replica_id or "", None)
 
-    def _member(self, report: LoadReport, made_at: float) -> Member:
+    def _member(self, report: LoadReport, asked_at: float) -> Member:
         placed = {p for p in self._placed if p.replica_id == report.replica_id}
         for p in placed:
-            p.reported = p.placed_at < made_at
-        num_ours = sum(p.reported for p in placed)
+            p.counted = p.placed_at < asked_at
+            p.settled = p.placed_at < asked_at - PAGES_AGE_S
+        num_ours = sum(p.counted for p in placed)
         return Member(report, max(0, report.num_running + report.num_waiting - num_ours), placed)
 
     def _choose(self, task: GenerationTask, need: Need, roster: Collection[str] | None) -> str:
