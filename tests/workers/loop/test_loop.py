@@ -151,6 +151,16 @@ async def test_deadline(make_loop: Any, make_task: MakeTask) -> None:
     await eventually(lambda: not engine.live)
 
 
+async def test_a_deadline_frees_the_slot_though_nobody_takes_the_error(make_loop: Any, make_task: MakeTask) -> None:
+    loop, engine = await make_loop()
+    generator = loop.generate(make_task(num_tokens=LONG, deadline_at=time.time() + 0.1))
+    await anext(generator)
+    await eventually(lambda: engine.aborted == ["a"] and loop.num_requests == 0)
+    with pytest.raises(DeadlineExceeded):
+        [chunk async for chunk in generator]
+    assert engine.aborted == ["a"]
+
+
 async def test_a_step_that_raises_ends_what_was_live_and_nothing_later(
     make_loop: Any, make_task: MakeTask, counting_engine: type
 ) -> None:

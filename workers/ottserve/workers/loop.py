@@ -102,7 +102,7 @@ class EngineLoop:
             raise Unavailable(f"the replica is {self.phase.value}")
         ticket = Ticket(task)
         stream = self._open(ticket)
-        limit = self._end_at(task.deadline_at, stream)
+        limit = self._end_at_deadline(ticket)
         num_open = task.n
         try:
             while num_open:
@@ -197,11 +197,16 @@ class EngineLoop:
         """Streams that the gateway carries, other replicas' included: as the newest task told, in proportion since."""
         return len(self._streams) * self._share
 
-    def _end_at(self, deadline_at: float | None, stream: Stream) -> asyncio.TimerHandle | None:
-        if deadline_at is None:
+    def _end_at_deadline(self, ticket: Ticket) -> asyncio.TimerHandle | None:
+        if ticket.task.deadline_at is None:
             return None
-        late = DeadlineExceeded("the deadline passed before the answer was complete")
-        return self._events.call_later(deadline_at - time.time(), stream.put, late)
+        return self._events.call_later(ticket.task.deadline_at - time.time(), self._end_late, ticket)
+
+    def _end_late(self, ticket: Ticket) -> None:
+        """End a stream at its deadline. What it holds is free at once, even if its reader takes nothing any more."""
+        if stream := self._streams.get(ticket):
+            stream.put(DeadlineExceeded("the deadline passed before the answer was complete"))
+            self._close(ticket)
 
     def _close(self, ticket: Ticket) -> None:
         if ticket in self._streams:
