@@ -13,7 +13,7 @@ from ottserve.kernels.attend_decode import triton as decode
 from ottserve.kernels.attend_prefill import reference as prefill_reference
 from ottserve.kernels.attend_prefill import triton as prefill
 from ottserve.kernels.bench.case import GQA, KV_HEADS
-from ottserve.kernels.bench.state import DecodeCase, decode_cases, frequencies_of
+from ottserve.kernels.bench.state import PLACES, DecodeCase, decode_cases, frequencies_of
 from ottserve.kernels.layout import EXACT_BITS, PageLayout
 from ottserve.kernels.quantize import dequantize_keys, dequantize_values
 from ottserve.kernels.seal import reference as seal_reference
@@ -60,7 +60,7 @@ class Error:
 def errors(layouts: list[PageLayout], device: torch.device) -> Iterator[Error]:
     """Of every op under every layout."""
     for layout in layouts:
-        outliers = 35 if layout.k_bits < EXACT_BITS else 0
+        outliers = PLACES if layout.k_bits < EXACT_BITS else 0
         case = decode_cases(layout, ROWS, LENGTH, KV_HEADS, GQA, device, outliers, 1)[0]
         frequencies = frequencies_of(layout, device)
         out = decode.attend_decode(case.q, *case.history, frequencies=frequencies)

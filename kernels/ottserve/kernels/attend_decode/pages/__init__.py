@@ -1,0 +1,1 @@
+"""What decode attention makes of sealed pages."""

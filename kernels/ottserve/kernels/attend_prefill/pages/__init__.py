@@ -1,0 +1,1 @@
+"""What chunk attention makes of sealed pages."""
