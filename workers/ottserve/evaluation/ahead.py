@@ -44,20 +44,20 @@ def _compile(spec: KVSpec, *of_all: Any) -> None:
 
 
 def attend_once(
-    spec: KVSpec, num_heads: int, dtype: torch.dtype, exact_dtype: torch.dtype, device: torch.device
+    spec: KVSpec, num_heads: int, dtype: torch.dtype, kept_dtype: torch.dtype, device: torch.device
 ) -> KVStore:
     """Feed a cache, in all layers, random keys and values until every kernel has run: a first page, and over it more.
 
     Args:
         spec: of the cache.
         num_heads: query heads.
-        dtype, exact_dtype: of what is fed, and of what the cache keeps exact.
+        dtype, kept_dtype: of what is fed, and of what the cache keeps exact.
 
     Returns:
         The cache, with two pages.
     """
     ends = [spec.next_seal(0), spec.next_seal(0) + spec.group]
-    store = KVStore(spec, 1 + len(ends), NUM_SLOTS, exact_dtype, device)
+    store = KVStore(spec, 1 + len(ends), NUM_SLOTS, kept_dtype, device)
     start = 0
     for end in ends:
         step = piece_step(spec, start, (0,) * (end - start), device)
