@@ -129,15 +129,15 @@ def test_what_a_rank_can_not_load_is_an_error_that_says_so(two_ranks: TwoRanks) 
 
 
 def has_no_device(gpu: int, settings: EngineSettings, seat: Seat) -> None:
-    def check(device: torch.device) -> None:
+    def try_device(device: torch.device) -> None:
         raise RuntimeError("no driver")
 
-    follower.check = check
+    follower.try_device = try_device
     follower.follow(settings, seat)
 
 
 def is_killed(gpu: int, settings: EngineSettings, seat: Seat) -> None:
-    follower.check = lambda device: os.kill(os.getpid(), signal.SIGKILL)
+    follower.try_device = lambda device: os.kill(os.getpid(), signal.SIGKILL)
     follower.follow(settings, seat)
 
 

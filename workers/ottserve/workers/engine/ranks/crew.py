@@ -18,7 +18,7 @@ import structlog
 import torch
 from torch import distributed
 
-from ottserve.workers.engine.ranks.seat import End, Failed, Seat, check, socket_path
+from ottserve.workers.engine.ranks.seat import End, Failed, Seat, socket_path, try_device
 from ottserve.workers.models.sharding import Share
 
 log = structlog.get_logger(__name__)
@@ -80,7 +80,7 @@ class Crew:
             RankLost: another one is not. One that is lost after that, while this one waits where no exception reaches
                 it, is told to `on_loss`.
         """
-        check(device)
+        try_device(device)
         self.hear()
         self._armed = True
         if self.lost is not None:

@@ -12,7 +12,7 @@ from ottserve.workers.engine.capacity import Capacity
 from ottserve.workers.engine.loading import find_capacity, make_store, prepare_model
 from ottserve.workers.engine.ranks.lead import Capture, RunStep, choose_sums
 from ottserve.workers.engine.ranks.moves import Keeper, NamedMoves
-from ottserve.workers.engine.ranks.seat import End, Failed, Ready, Seat, check
+from ottserve.workers.engine.ranks.seat import End, Failed, Ready, Seat, try_device
 from ottserve.workers.engine.ranks.steps import receive
 from ottserve.workers.engine.runner import Runner
 from ottserve.workers.kv.store import KVStore
@@ -30,7 +30,7 @@ def follow(settings: EngineSettings, seat: Seat) -> None:
     connection = seat.connect()
     try:
         device = find_device(settings.model.device)
-        check(device)
+        try_device(device)
         connection.send(Ready())
         seat.join(device)
         model = load_model(settings.model, log.info, seat.share)

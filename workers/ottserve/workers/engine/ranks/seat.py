@@ -41,7 +41,7 @@ class Seat:
         )
 
 
-def check(device: torch.device) -> None:
+def try_device(device: torch.device) -> None:
     """Compute something on a device. Raises what stands against it, before others wait for this rank."""
     torch.ones(1, device=device).sum().item()
 
