@@ -84,7 +84,7 @@ class CountingEngine:
         return ended + [(request_id, self._next(request_id)) for request_id in tuple(self.live)]
 
     def load_report(self) -> LoadReport:
-        used = len(self.live)
+        used = sum(task.n for task in self.live.values())
         return LoadReport("", used, 0, 0, used, 0, 8 - used, 8, used, 4 - used, 4)
 
     def _next(self, request_id: str) -> TextChunk:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 import time
@@ -59,14 +60,15 @@ def test_threads_of_a_replica_soon_give_way_to_each_other(handle: Any) -> None:
 def test_who_comes_during_a_step_is_told_of_as_waiting(
     handle: Any, make_task: Callable[..., GenerationTask], gate: Path
 ) -> None:
-    streams = [handle.options(stream=True).generate.remote(make_task(num_tokens=100_000))]
+    four_samples = dataclasses.replace(make_task(num_tokens=100_000), n=4)
+    streams = [handle.options(stream=True).generate.remote(four_samples)]
     next(streams[0])
-    eventually(lambda: num_running(handle) == 1)
+    eventually(lambda: num_running(handle) == 4)
     gate.touch()
     time.sleep(0.05)  # the step that has begun ends not before the gate opens
     streams += [handle.options(stream=True).generate.remote(make_task(request_id=name)) for name in "bc"]
     eventually(lambda: handle.load.remote().result().num_waiting == 2)
-    assert num_running(handle) == 1
+    assert num_running(handle) == 4
     gate.unlink()
     assert [chunk.finish is not None for stream in streams[1:] for chunk in list(stream)[-1:]] == [True, True]
     streams[0].cancel()

@@ -81,10 +81,15 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Load and counters of one moment, taken by the engine thread and read by anyone."""
+    """Load and counters of one moment, taken by the engine thread and read by anyone.
+
+    Attributes:
+        num_requests: what the engine had, each once however many samples of it run.
+    """
 
     load: LoadReport
     counters: EngineCounters
+    num_requests: int = 0
 
 
 class Listener(Protocol):
@@ -281,6 +286,6 @@ class EngineThread:
     def _report(self, engine: EngineLike, events: list[tuple[Ticket, Event]]) -> None:
         now = time.monotonic()
         if self._snapshot is None or not engine.has_work or now - self._snapshot_at >= SNAPSHOT_INTERVAL_S:
-            self._snapshot = Snapshot(engine.load_report(), engine.counters)
+            self._snapshot = Snapshot(engine.load_report(), engine.counters, len(self._tickets))
             self._snapshot_at = now
         self._listener.advanced(events, self._snapshot)

@@ -100,11 +100,12 @@ class Replica:
 
         Whoever has come since is counted as waiting: whoever places requests would else take their room for free.
         """
-        if self._engine.snapshot is None:
+        snapshot = self._engine.snapshot
+        if snapshot is None:
             raise Unavailable("the replica has not computed anything to report yet")
-        report = self._engine.snapshot.load
-        num_new = max(0, self._engine.num_requests - report.num_running - report.num_waiting)
-        return dataclasses.replace(report, replica_id=self._replica_id, num_waiting=report.num_waiting + num_new)
+        num_new = max(0, self._engine.num_requests - snapshot.num_requests)
+        num_waiting = snapshot.load.num_waiting + num_new
+        return dataclasses.replace(snapshot.load, replica_id=self._replica_id, num_waiting=num_waiting)
 
     async def metrics_address(self) -> str:
         """`host:port` that Prometheus scrapes."""
