@@ -21,7 +21,7 @@ SHAPE = ModelShape(num_layers=3, num_heads=4, num_kv_heads=2, head_size=64)
         ({"k_fine": 48}, "cache.k_fine=48: must be one of"),
         ({"k_fine": 64}, "cache.k_fine=64: .*below the head size 64"),
         ({"k_fine": 16, "k_bits": 8}, "cache.k_fine_bits=2: .*cache.k_bits=8"),
-        ({"k_fine": 16, "k_bits": 16}, "cache.k_fine_bits=2: .*cache.k_bits=16"),
+        ({"k_fine": 16, "k_bits": 16}, "cache.k_fine_bits=2: .*cache.k_bits=16 .* 18 bits, at most 8 "),
     ],
 )
 def test_refused(settings: dict[str, Any], problem: str) -> None:

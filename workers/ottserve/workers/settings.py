@@ -178,10 +178,11 @@ class EngineSettings(Section):
     @model_validator(mode="after")
     def _contradictions(self) -> Self:
         cache = self.cache
-        if cache.policy == "fp16" and {cache.k_bits, cache.v_bits} - {None, 16}:
-            raise ValueError(f"cache.k_bits={cache.k_bits}, cache.v_bits={cache.v_bits}: policy fp16 stores 16 bits")
-        if cache.policy == "fp16" and (cache.k_fine or cache.preset):
-            raise ValueError(f"cache.preset={cache.preset}, cache.k_fine={cache.k_fine}: policy fp16 stores 16 bits")
+        exact: dict[str, set[int | None]] = {"preset": set(), "k_bits": {16}, "v_bits": {16}, "k_fine": {0}}
+        coarse = [name for name, values in exact.items() if getattr(cache, name) not in values | {None}]
+        if cache.policy == "fp16" and coarse:
+            said = ", ".join(f"cache.{name}={getattr(cache, name)}" for name in coarse)
+            raise ValueError(f"{said}: policy fp16 stores 16 bits")
         if cache.policy != "ott" and (cache.pool or cache.evicted):
             raise ValueError(
                 f"cache.pool={cache.pool}, cache.evicted={cache.evicted}: policy {cache.policy} has no pool"

@@ -72,7 +72,8 @@ def _refuse_layer(layer: LayerSpec, spec: KVSpec, prefix: str) -> None:
         f"must be one of {FINE_CHANNELS}, below the head size {spec.head_size}",
     )
     fine_fits = not layer.k_fine or layer.k_bits + layer.k_fine_bits <= LONGEST_CODE
-    limit = f"must be at most {LONGEST_CODE} together with {prefix}k_bits={layer.k_bits}"
+    longest = f"beside {prefix}k_bits={layer.k_bits} codes would have {layer.k_bits + layer.k_fine_bits} bits"
+    limit = f"{longest}, at most {LONGEST_CODE} can be; {prefix}k_fine=0 has none of them"
     _require(fine_fits, f"{prefix}k_fine_bits", layer.k_fine_bits, limit)
     traced_exact = layer.pool and layer.k_bits == layer.v_bits == EXACT_BITS
     _require(not traced_exact, f"{prefix}pool", layer.pool, "must be 0 where keys and values are stored at 16 bit")
