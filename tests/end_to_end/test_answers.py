@@ -85,6 +85,7 @@ def test_tokens_there_and_back(client: oc.Client) -> None:
 def test_it_tells_how_its_cache_is_held(client: oc.Client) -> None:
     cache = client.server_info().cache
     assert (cache.policy, cache.k_bits, cache.v_bits) == ("ott", 2, 2)
+    assert (cache.k_fine, cache.k_fine_bits, cache.fit_rounds) == (16, 2, 8)
     load = client.load()[0]
     assert load.pages_used + load.pages_cached + load.pages_free == load.pages_total
 

@@ -82,6 +82,9 @@ SERVER = api.ServerInfo(
     max_waiting=256,
     max_waiting_tokens=262144,
     max_tokens_per_step=512,
+    k_fine=32,
+    k_fine_bits=2,
+    fit_rounds=8,
 )
 INFO = api.ReplicaInfo(
     "replica-0", MODEL, SERVER, api.TokenizerFiles(byte_tokenizer(), CHAT_TEMPLATE, {"eos_token": "</s>"})

@@ -62,6 +62,7 @@ async def test_the_settings_in_effect(start: Any) -> None:
     gateway = await start(admission={"max_requests": 7}, default_max_new_tokens=11)
     info = await gateway.stub.GetServerInfo(pb.GetServerInfoRequest())
     assert (info.cache.policy, info.cache.k_bits, info.cache.v_bits, info.cache.group) == ("ott", 2, 2, 128)
+    assert (info.cache.k_fine, info.cache.k_fine_bits, info.cache.fit_rounds) == (32, 2, 8)
     assert (info.cache.bytes_per_token, info.cache.token_capacity) == (32.0, 8192)
     assert (info.engine.backend, info.engine.max_running) == ("torch", 16)
     assert (info.gateway.max_requests, info.gateway.default_max_new_tokens) == (7, 11)

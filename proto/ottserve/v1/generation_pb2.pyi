@@ -1196,6 +1196,9 @@ class CacheInfo(_message.Message):
     BITS_PER_ELEMENT_FIELD_NUMBER: _builtins.int
     TOKEN_CAPACITY_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    K_FINE_FIELD_NUMBER: _builtins.int
+    K_FINE_BITS_FIELD_NUMBER: _builtins.int
+    FIT_ROUNDS_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """"ott", "kivi" or "fp16"."""
     k_bits: _builtins.int
@@ -1226,6 +1229,12 @@ class CacheInfo(_message.Message):
     """Tokens that all pages hold together."""
     prefix_cache: _builtins.bool
     """Whether requests share the pages of equal prefixes."""
+    k_fine: _builtins.int
+    """Key channels of a page whose codes are longer, those that vary most in it; 0 also where layers differ."""
+    k_fine_bits: _builtins.int
+    """Bits by which these codes are longer; 0 where there are none."""
+    fit_rounds: _builtins.int
+    """Least-squares rounds of the quantiser; 0 is min/max."""
     def __init__(
         self,
         *,
@@ -1244,10 +1253,13 @@ class CacheInfo(_message.Message):
         bits_per_element: _builtins.float = ...,
         token_capacity: _builtins.int = ...,
         prefix_cache: _builtins.bool = ...,
+        k_fine: _builtins.int = ...,
+        k_fine_bits: _builtins.int = ...,
+        fit_rounds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits_per_element", b"bits_per_element", "bytes_per_token", b"bytes_per_token", "evicted", b"evicted", "group", b"group", "k_bits", b"k_bits", "num_pages", b"num_pages", "num_slots", b"num_slots", "page_bytes", b"page_bytes", "policy", b"policy", "pool", b"pool", "prefix_cache", b"prefix_cache", "slot_bytes", b"slot_bytes", "token_capacity", b"token_capacity", "v_bits", b"v_bits", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits_per_element", b"bits_per_element", "bytes_per_token", b"bytes_per_token", "evicted", b"evicted", "fit_rounds", b"fit_rounds", "group", b"group", "k_bits", b"k_bits", "k_fine", b"k_fine", "k_fine_bits", b"k_fine_bits", "num_pages", b"num_pages", "num_slots", b"num_slots", "page_bytes", b"page_bytes", "policy", b"policy", "pool", b"pool", "prefix_cache", b"prefix_cache", "slot_bytes", b"slot_bytes", "token_capacity", b"token_capacity", "v_bits", b"v_bits", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -215,6 +215,9 @@ class CacheInfo:
     bits_per_element: float
     token_capacity: int
     prefix_cache: bool
+    k_fine: int
+    k_fine_bits: int
+    fit_rounds: int
 
 
 @dataclass(frozen=True, slots=True)

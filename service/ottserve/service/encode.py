@@ -172,6 +172,9 @@ def _cache_info(server: ServerInfo) -> pb.CacheInfo:
         bits_per_element=server.bits_per_element,
         token_capacity=server.token_capacity,
         prefix_cache=server.prefix_cache,
+        k_fine=server.k_fine,
+        k_fine_bits=server.k_fine_bits,
+        fit_rounds=server.fit_rounds,
     )
 
 

@@ -264,6 +264,8 @@ class ServerInfo:
         bits_per_element: page bits of one stored element, with scales, zeros and masks.
         token_capacity: tokens that all pages hold together.
         tail_bytes: the part of `slot_bytes` that holds the tail; the rest are pool and evicted pool.
+        k_fine, k_fine_bits: key channels with longer codes, and by how many bits; 0 also where layers differ.
+        fit_rounds: least-squares rounds of the quantiser.
     """
 
     version: str
@@ -291,6 +293,9 @@ class ServerInfo:
     max_waiting_tokens: int
     max_tokens_per_step: int
     tail_bytes: int = 0
+    k_fine: int = 0
+    k_fine_bits: int = 0
+    fit_rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)

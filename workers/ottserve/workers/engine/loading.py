@@ -204,6 +204,9 @@ def _server_info(
         max_waiting_tokens=scheduler.max_waiting_tokens,
         max_tokens_per_step=limits.max_tokens_per_step,
         tail_bytes=ranks * spec.tail_bytes,
+        k_fine=_where_alike([layer.k_fine for layer in spec.layers]),
+        k_fine_bits=_where_alike([layer.k_fine and layer.k_fine_bits for layer in spec.layers]),
+        fit_rounds=spec.fit_rounds,
     )
 
 
