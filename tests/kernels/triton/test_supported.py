@@ -88,3 +88,19 @@ def test_a_chunk_that_does_not_fit_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(launch, "shared_memory", lambda device: 64 * 1024)
     with pytest.raises(ValueError, match="head_size: 256 takes 98304 bytes of shared memory, 64512 are free"):
         launch.prefill_config(PageLayout(128, 256, 2, 2), 4, 2, CPU, has_pages=False)
+
+
+@pytest.mark.parametrize(
+    ("layout", "stages"),
+    [
+        (PageLayout(128, 128, 2, 2), 3),
+        (PageLayout(128, 128, 16, 16), 3),
+        (PageLayout(128, 128, 2, 2, k_fine=32), 2),
+        (PageLayout(256, 128, 1, 1, k_fine=32, k_fine_bits=1), 2),
+        (PageLayout(128, 128, 4, 2), 2),
+        (PageLayout(128, 128, 2, 2, turns_keys=True), 2),
+    ],
+    ids=str,
+)
+def test_a_third_stage_is_for_pages_that_gain_from_it(layout, stages) -> None:
+    assert launch.decode_config(layout, 32, 8, 4, 256, CPU).stages == stages
