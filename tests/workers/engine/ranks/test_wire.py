@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from ottserve.workers.core.plan import SequenceStep, StepPlan
 from ottserve.workers.engine.inputs import build_step
 from ottserve.workers.engine.ranks import moves as wire
 from ottserve.workers.engine.ranks.steps import broadcast, outline, receive
+from ottserve.workers.kv.step import StepTensors
 from ottserve.workers.kv.store import KVStore
 
 SPEC = KVSpec("ott", (LayerSpec(),), num_kv_heads=1, head_size=64, group=32, window=8)
@@ -37,16 +38,26 @@ def same(one: object, other: object) -> bool:
     return one == other
 
 
-@pytest.mark.parametrize("plan", [PLAN, StepPlan(PLAN.decodes, ()), StepPlan((), PLAN.chunks)])
-def test_a_step_arrives_as_it_was(plan: StepPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+def carried(step: StepTensors, monkeypatch: pytest.MonkeyPatch) -> StepTensors:
+    """The step as another rank receives it."""
     sent: list[Tensor] = []
-    step = build_step(plan, SPEC, CPU)
     monkeypatch.setattr("torch.distributed.broadcast", lambda numbers, src: sent.append(numbers))
     broadcast(step)
     monkeypatch.setattr("torch.distributed.broadcast", lambda numbers, src: numbers.copy_(sent[0]))
-    message = pickle.loads(pickle.dumps(outline(step)))
-    assert same(receive(message, CPU), step)
+    return receive(pickle.loads(pickle.dumps(outline(step))), CPU)
+
+
+@pytest.mark.parametrize("plan", [PLAN, StepPlan(PLAN.decodes, ()), StepPlan((), PLAN.chunks)])
+def test_a_step_arrives_as_it_was(plan: StepPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = build_step(plan, SPEC, CPU)
+    assert same(carried(step, monkeypatch), step)
     assert step.decode_seal is None or not same(step, build_step(StepPlan((), PLAN.chunks), SPEC, CPU))
+
+
+def test_long_integers_arrive_behind_an_odd_number_of_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = build_step(StepPlan((), PLAN.chunks), SPEC, CPU)
+    step = replace(step, token_ids=torch.arange(51, dtype=torch.int32)[None], position_ids=torch.arange(51)[None] << 40)
+    assert same(carried(step, monkeypatch), step)
 
 
 def test_snapshots_keep_their_names_and_go_when_nobody_holds_them() -> None:
