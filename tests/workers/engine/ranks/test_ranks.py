@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.workers.engine.ranks.two_ranks import TwoRanks
+from tests.workers.engine.ranks.two_ranks import Follow, TwoRanks
 from tests.workers.models.families import Answer, answers
 
 from ottserve.workers.api import GenerationTask, Internal, SamplingParams, StopParams, TextChunk
@@ -128,7 +128,7 @@ def test_what_a_rank_can_not_load_is_an_error_that_says_so(two_ranks: TwoRanks) 
         two_ranks.engine(settings)
 
 
-def has_no_device(gpu: int, settings: EngineSettings, seat: Seat) -> None:
+def has_no_device(settings: EngineSettings, seat: Seat) -> None:
     def try_device(device: torch.device) -> None:
         raise RuntimeError("no driver")
 
@@ -136,12 +136,12 @@ def has_no_device(gpu: int, settings: EngineSettings, seat: Seat) -> None:
     follower.follow(settings, seat)
 
 
-def is_killed(gpu: int, settings: EngineSettings, seat: Seat) -> None:
+def is_killed(settings: EngineSettings, seat: Seat) -> None:
     follower.try_device = lambda device: os.kill(os.getpid(), signal.SIGKILL)
     follower.follow(settings, seat)
 
 
-def dies_joining(gpu: int, settings: EngineSettings, seat: Seat) -> None:
+def dies_joining(settings: EngineSettings, seat: Seat) -> None:
     Seat.join = lambda self, device: os.kill(os.getpid(), signal.SIGKILL)
     follower.follow(settings, seat)
 
@@ -150,7 +150,7 @@ def dies_joining(gpu: int, settings: EngineSettings, seat: Seat) -> None:
     ("follow", "why"), [(has_no_device, "rank 1: RuntimeError: no driver"), (is_killed, "rank 1: it has ended")]
 )
 def test_a_rank_that_can_not_join_ends_the_start(
-    two_ranks: TwoRanks, settings_of: SettingsOf, follow: Callable[[int, EngineSettings, Seat], None], why: str
+    two_ranks: TwoRanks, settings_of: SettingsOf, follow: Follow, why: str
 ) -> None:
     began = time.monotonic()
     with pytest.raises(RankLost, match=why):

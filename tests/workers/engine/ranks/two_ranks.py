@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
+from unittest.mock import patch
 
 import torch
 
@@ -25,13 +26,7 @@ PROCESSES = multiprocessing.get_context("spawn" if torch.cuda.is_available() els
 PROCESSES.set_forkserver_preload(["ottserve.workers.engine.ranks.follower"])
 END_S = 20.0
 
-Follow = Callable[[int, EngineSettings, Seat], None]
-
-
-def follow_on(gpu: int, settings: EngineSettings, seat: Seat) -> None:
-    """A follower that sees one GPU, where there is any."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
-    follow(settings, seat)
+Follow = Callable[[EngineSettings, Seat], None]
 
 
 @dataclass
@@ -47,13 +42,14 @@ class TwoRanks:
     processes: list[BaseProcess] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
 
-    def engine(self, settings: EngineSettings, follow: Follow = follow_on) -> Engine:
-        """An engine, when that before has ended; `follow` is what the second rank runs, told the number of its GPU."""
+    def engine(self, settings: EngineSettings, follow: Follow = follow) -> Engine:
+        """An engine, when that before has ended; `follow` is what the second rank runs. It sees one GPU, if any."""
         self.close()
 
         def start(seat: Seat) -> None:
-            process = PROCESSES.Process(target=follow, args=(seat.share.rank, settings, seat), daemon=True)
-            process.start()
+            process = PROCESSES.Process(target=follow, args=(settings, seat), daemon=True)
+            with patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": str(seat.share.rank)}):  # read when torch is imported
+                process.start()
             self.processes.append(process)
 
         self.crew = Crew(settings.model.tensor_parallel, start, self.losses.append)
