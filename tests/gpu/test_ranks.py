@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
 ]
-LIMIT_S = 50.0
+LIMIT_S = 150.0  # two processes import torch, and both compile
 
 
 def answers_of_two(settings: EngineSettings, told: Connection) -> None:

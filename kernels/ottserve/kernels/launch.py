@@ -20,13 +20,16 @@ H200_SHARED_MEMORY = 227 * 1024
 PROGRAMS_PER_PROCESSOR = 8
 """One-warp programs of decode attention to plan for on a multiprocessor: more fit, but eight keep memory busy."""
 
+LEAST_PAGES = 2
+"""Pages of a program of decode attention, unless its row has fewer."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
     """Launch of decode attention.
 
     Attributes:
-        splits: programs that share the pages of one row and KV head.
+        splits: programs that share the pages of one row and KV head; of a short row, as many as get `LEAST_PAGES`.
         exact_parts: programs that share its outliers and tail.
         exact_tokens, exact_stages: tokens of a block of these, and such blocks in flight.
         stages: pages in flight in one program.
@@ -95,16 +98,23 @@ def shared_memory(device: torch.device) -> int:
 
 
 def merge_block(num_splits: int, head_size: int) -> tuple[int, int]:
-    """Splits and channels that one program of the merge takes at once: at most 4,096 numbers, 32 a thread."""
+    """Splits and channels that one program of the merge, one warp, takes at once: at most 4,096 numbers, 128 a thread.
+
+    One H200, decode attention of 64 rows × 1k with its merge, µs: one warp 38.5, two 39.7, four 43.3.
+    """
     splits = min(128, next_power_of_2(num_splits))
     return splits, min(next_power_of_2(head_size), 4096 // splits)
 
 
 def whole_waves(num_pairs: int, slots: int) -> int:
-    """Programs a pair so that all together fill whole waves of `slots`, the fewest waves that are nine tenths full."""
+    """Programs a pair so that all together fill whole waves of `slots`: the fewest waves that are 0.95 full.
+
+    One H200, 24 rows × 32k, fine channels, µs: 5 programs a pair (0.91 of a wave) 203, 11 (two waves) 197, 10 209.
+    """
     choices = [max(1, waves * slots // num_pairs) for waves in (1, 2, 3, 4)]
     full = [num_pairs * each / (-(-num_pairs * each // slots) * slots) for each in choices]
-    return next((each for each, part in zip(choices, full, strict=True) if part >= 0.9), choices[full.index(max(full))])
+    fullest = choices[full.index(max(full))]
+    return next((each for each, part in zip(choices, full, strict=True) if part >= 0.95), fullest)
 
 
 def fits_200_registers(layout: PageLayout, gqa: int) -> bool:
@@ -117,37 +127,46 @@ def fits_200_registers(layout: PageLayout, gqa: int) -> bool:
 def decode_config(
     layout: PageLayout, num_rows: int, num_kv_heads: int, gqa: int, max_pages: int, device: torch.device
 ) -> DecodeConfig:
-    """Whole waves of programs with at least two pages each; outliers and tail in programs of their own.
+    """Programs for a few whole waves, however wide the table is; outliers and tail in programs of their own.
 
-    Measured on one H200, 2 bit, GQA 4, µs (docs/decisions/kernels.md): 32 rows × 32k: 4 splits (one wave) 203, 5 250,
-    8 204, 11 210; 128 × 8k: 1 split 211, 2 222; 1 × 128k: 128 splits 35, 160 44.
+    How long rows are is not known when a step is captured, and a table has room for the longest there may be. So what
+    `max_pages` asks for is bounded by what the device takes at once, and short rows leave programs without pages.
+
+    Measured on one H200, GQA 4, D 128, in a table of 1,024 pages, µs (docs/decisions/kernels.md).
+    2 bit: 32 rows × 32k: 4 splits (one wave) 203, 5 250, 8 204, 11 210; 128 × 8k: 1 split 211, 2 222.
     At 200 registers ten programs fit a multiprocessor; 184 spill, and the compiler's own choice (204) is 1 % slower.
-    At 16 bit four warps share a program, and 4 to 16 pages each (2 for a few rows) are best: 32 × 32k at 16 splits
-    1104, 4 1150; 8 × 2k at 4 splits 32, 8 36; 1 × 2k at 4 splits 15, 8 11.
+    Outliers and tail, fine channels: 8 × 1k 14.3 in two parts, 13.4 in four; 64 × 4k 86.9 in one, 82.9 in two;
+    128 × 8k 265.8 in one, 275.5 in two. At least two pages a program, not one: 8 × 2k 15.5, 19.9.
     """
-    stages = page_stages(layout, device, most=3 if is_best_by_three_stages(layout) else 2)
     pairs = max(1, num_rows * num_kv_heads)
     processors = num_processors(device)
-    exact_parts = 1 if pairs >= processors else 2
-    if EXACT_BITS in (layout.k_bits, layout.v_bits):
-        pages_each = max(4 if pairs >= 32 else 2, min(16, pairs * max_pages // (4 * processors)))
-        return DecodeConfig(max(1, -(-max_pages // pages_each)), exact_parts, stages=stages, warps=4)
-    if layout.turns_keys:  # not measured: a block of keys in fp32 needs the registers of several warps
-        return DecodeConfig(max(1, -(-max_pages // 4)), exact_parts, stages=stages, warps=4)
-    splits = max(1, min(whole_waves(pairs, PROGRAMS_PER_PROCESSOR * processors), -(-max_pages // 2)))
-    registers = 200 if fits_200_registers(layout, gqa) else None
-    return DecodeConfig(splits, exact_parts, stages=stages, registers=registers)
+    stages = page_stages(layout, device, most=3 if is_best_by_three_stages(layout) else 2)
+    most_splits = -(-max_pages // LEAST_PAGES)
+    if EXACT_BITS in (layout.k_bits, layout.v_bits) or layout.turns_keys:
+        splits = max(1, min(wide_programs(pairs) * processors // pairs, most_splits))
+        return DecodeConfig(splits, 1 if pairs >= processors else 2, stages=stages, warps=4)
+    splits = max(1, min(whole_waves(pairs, PROGRAMS_PER_PROCESSOR * processors), most_splits))
+    exact_parts = 4 if pairs < processors else 2 if pairs <= 4 * processors else 1
+    return DecodeConfig(splits, exact_parts, stages=stages, registers=200 if fits_200_registers(layout, gqa) else None)
+
+
+def wide_programs(num_pairs: int) -> int:
+    """Four-warp programs a multiprocessor to plan for, of so many pairs of a row and a KV head; two or three fit.
+
+    16 bit, µs, one H200: 1 row × 2k: 8 programs 13, 16 14, 32 18; 8 × 32k: 8 308, 16 296; 24 × 32k: 8 947, 16 850,
+    24 853; 32 × 32k: 8 1227, 16 1151, 24 1117, 32 1123; 64 × 1k: 8 89, 16 94, 24 97.
+    """
+    return 8 if num_pairs < 64 else 16 if num_pairs < 256 else 24
 
 
 def is_best_by_three_stages(layout: PageLayout) -> bool:
-    """Whether decode attention gains from a third stage: of the smallest pages, and of those of 16 bit.
+    """Whether decode attention gains from a third stage: of the smallest pages alone.
 
     A third costs room for other programs and for what the first-level cache holds of fine channels' queries. One H200,
     32 rows × 32k, D 128, GQA 4, µs by three and by two stages: K2+32×2 V2 340, 270; K2+64×4 V2 494, 318; K4 V2 355,
-    284; K4 V4 407, 338; K1+32×1 V1 of 256 tokens 262, 266. K2 V2 is 5 % slower by two.
+    284; K4 V4 407, 338; K1+32×1 V1 of 256 tokens 262, 266; 16 bit 1132, 1117 (64 rows × 1k 110, 89). K2 V2 is 5 %
+    slower by two.
     """
-    if EXACT_BITS in (layout.k_bits, layout.v_bits):
-        return True
     return layout.k_bits + layout.v_bits <= 4 and not (layout.k_fine or layout.turns_keys)
 
 

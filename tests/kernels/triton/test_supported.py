@@ -54,12 +54,22 @@ def run(stored: PageLayout, asked: PageLayout) -> torch.Tensor:
     return triton.attend_decode(q, state.pages, state.slots, asked, *args)
 
 
-@pytest.mark.parametrize(("pairs", "each"), [(1, 1056), (256, 4), (1024, 1), (2048, 1), (600, 5)])
+@pytest.mark.parametrize(("pairs", "each"), [(1, 1056), (192, 11), (256, 4), (1024, 1), (2048, 1), (600, 7)])
 def test_splits_fill_whole_waves(pairs, each) -> None:
     assert launch.whole_waves(pairs, 1056) == each
 
 
 CPU = torch.device("cpu")
+
+
+# Policies of one warp and of four: how far a table reaches is what a model allows, not what rows have.
+@pytest.mark.parametrize("layout", [PageLayout(128, 128, bits, bits) for bits in (2, 16)], ids=["2-bit", "16-bit"])
+@pytest.mark.parametrize("num_rows", [1, 8, 24, 64, 128])
+def test_a_wide_table_asks_for_no_more_programs_than_the_device_takes(layout, num_rows, monkeypatch) -> None:
+    monkeypatch.setattr(launch, "num_processors", lambda device: 132)
+    most = {width: launch.decode_config(layout, num_rows, 8, 4, width, CPU).splits for width in (8, 1024, 8192)}
+    assert most[8] <= 4 and most[1024] == most[8192]
+    assert 7 * 132 <= num_rows * 8 * most[8192] <= 24 * 132
 
 
 @pytest.mark.parametrize("has_pages", [False, True])
@@ -73,7 +83,7 @@ def test_every_warp_of_a_chunk_has_rows_of_its_own(gqa, element_size, has_pages)
 
 
 # As on an H200, on a card of 99 KiB, and on one where a block of the chunk does not fit.
-@pytest.mark.parametrize(("kib", "decode", "chunk", "pages"), [(227, [3, 2], [3, 2], 2), (99, [2, 1], [2, 1], 1)])
+@pytest.mark.parametrize(("kib", "decode", "chunk", "pages"), [(227, [2, 2], [3, 2], 2), (99, [2, 1], [2, 1], 1)])
 def test_less_shared_memory_has_less_in_flight(kib, decode, chunk, pages, monkeypatch) -> None:
     monkeypatch.setattr(launch, "shared_memory", lambda device: kib * 1024)
     layouts = [PageLayout(128, head_size, 16, 16) for head_size in (128, 256)]
@@ -94,7 +104,7 @@ def test_a_chunk_that_does_not_fit_is_refused(monkeypatch) -> None:
     ("layout", "stages"),
     [
         (PageLayout(128, 128, 2, 2), 3),
-        (PageLayout(128, 128, 16, 16), 3),
+        (PageLayout(128, 128, 16, 16), 2),
         (PageLayout(128, 128, 2, 2, k_fine=32), 2),
         (PageLayout(256, 128, 1, 1, k_fine=32, k_fine_bits=1), 2),
         (PageLayout(128, 128, 4, 2), 2),

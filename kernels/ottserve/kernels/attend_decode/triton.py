@@ -37,7 +37,7 @@ def load_queries(p_queries, o_d, is_head, D: tl.constexpr):
     return b_q * tl.exp2(-b_exponent)[None, :], b_exponent
 
 
-@triton.jit(do_not_specialize=["stride_table"], do_not_specialize_on_alignment=VECTORS)
+@triton.jit(do_not_specialize=["stride_table", "exact_parts"], do_not_specialize_on_alignment=VECTORS)
 def attend_split_kernel(
     p_q,
     p_pages,
@@ -58,6 +58,7 @@ def attend_split_kernel(
     stride_row,
     stride_head,
     stride_table,
+    exact_parts,
     J: tl.constexpr,
     GQA: tl.constexpr,
     HEADS: tl.constexpr,
@@ -73,13 +74,14 @@ def attend_split_kernel(
     STAGES: tl.constexpr,
     EXACT_TOKENS: tl.constexpr,
     EXACT_STAGES: tl.constexpr,
-    EXACT_PARTS: tl.constexpr,
+    LEAST_PAGES: tl.constexpr,
 ):
-    """One share of one row and KV head. The last EXACT_PARTS shares, short ones that fill the end of the launch, are
-    outliers and tail; the others are pages."""
+    """One share of one row and KV head. The last `exact_parts` shares, short ones that fill the end of the launch, are
+    outliers and tail; the others are pages, LEAST_PAGES or more each. A short row leaves shares without any, which end
+    at once."""
     i_head, i_row, i_split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_splits = tl.num_programs(2)
-    page_splits = num_splits - EXACT_PARTS
+    page_splits = num_splits - exact_parts
     D: tl.constexpr = LAYOUT.head_size
     EXACT: tl.constexpr = p_tail_k.dtype.element_ty
     o_d, o_heads = tl.arange(0, BD), tl.arange(0, HEADS)
@@ -89,6 +91,11 @@ def attend_split_kernel(
     length = tl.load(p_lengths + i_row)
     num_pages = tl.where(length > 0, tl.load(p_num_pages + i_row), 0)
     m_heads = o_heads < GQA
+    pages_each = tl.maximum(tl.cdiv(num_pages, page_splits), LEAST_PAGES)
+    first = i_split * pages_each
+    if (i_split < page_splits) & (first >= num_pages):
+        tl.store(p_part_max + o_heads, float("-inf"), mask=m_heads)
+        return
     p_queries = p_q + i_row.to(tl.int64) * stride_row + (i_head * GQA + tl.where(m_heads, o_heads, 0)) * stride_head
     b_q, b_exponent = load_queries(p_queries, o_d, m_heads, D)
     b_factor = tl.exp2(b_exponent) * scale_log2
@@ -107,15 +114,13 @@ def attend_split_kernel(
             b_q.to(EXACT),
             b_factor,
             o_d,
+            exact_parts,
             CAPACITY,
-            EXACT_PARTS,
             D,
             EXACT_TOKENS,
             EXACT_STAGES,
         )
     else:
-        pages_each = tl.cdiv(num_pages, page_splits)
-        first = i_split * pages_each
         b_max, b_sum, b_out = attend_pages(
             p_pages,
             p_page_table + i_row.to(tl.int64) * stride_table,
@@ -228,6 +233,7 @@ def attend_decode(
         q.stride(0),
         q.stride(1),
         page_table.stride(0),
+        config.exact_parts,
         J=J,
         GQA=H // J,
         HEADS=max(8, triton.next_power_of_2(H // J)),
@@ -239,13 +245,13 @@ def attend_decode(
         STAGES=config.stages,
         EXACT_TOKENS=config.exact_tokens,
         EXACT_STAGES=config.exact_stages,
-        EXACT_PARTS=config.exact_parts,
+        LEAST_PAGES=launch.LEAST_PAGES,
         num_warps=config.warps,
         maxnreg=config.registers,
         **loaders(layout),
     )
     splits, channels = launch.merge_block(shape[2], D)
     merge_splits_kernel[N * H, triton.cdiv(D, channels)](
-        part, part_max, part_sum, out, shape[2], GQA=H // J, D=D, BD=channels, SPLITS=splits, num_warps=4
+        part, part_max, part_sum, out, shape[2], GQA=H // J, D=D, BD=channels, SPLITS=splits, num_warps=1
     )
     return out

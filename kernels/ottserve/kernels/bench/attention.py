@@ -6,12 +6,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch.nn.functional import pad
 
 from ottserve.kernels.attend_decode.triton import attend_decode
 from ottserve.kernels.attend_prefill.triton import attend_prefill
 from ottserve.kernels.bench.case import GQA, KV_HEADS, Case, Work
-from ottserve.kernels.bench.state import PLACES, decode_cases, frequencies_of
+from ottserve.kernels.bench.state import PLACES, DecodeCase, decode_cases, frequencies_of
 from ottserve.kernels.layout import EXACT_BITS, PageLayout
+
+TABLE_PAGES = 1024
+"""Columns of every page table, as where decode steps are captured for a model of 131,072 positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,13 @@ def _decode(layout: PageLayout, shape: Shape, device: torch.device) -> Work:
     outliers = 0 if layout.k_bits == EXACT_BITS else PLACES
     cases = decode_cases(layout, shape.num_rows, shape.length, KV_HEADS, shape.gqa, device, outliers, copies)
     frequencies = frequencies_of(layout, device)
-    calls = [partial(attend_decode, case.q, *case.history, frequencies=frequencies) for case in cases]
+    calls = [partial(attend_decode, case.q, *_widened(case).history, frequencies=frequencies) for case in cases]
     return Work(calls, num_bytes=cases[0].page_bytes + cases[0].exact_bytes)
+
+
+def _widened(case: DecodeCase) -> DecodeCase:
+    """The same rows in tables of `TABLE_PAGES` columns."""
+    return replace(case, page_table=pad(case.page_table, (0, TABLE_PAGES - case.page_table.shape[1])))
 
 
 def _prefill(layout: PageLayout, num_tokens: int, length: int, device: torch.device) -> Work:

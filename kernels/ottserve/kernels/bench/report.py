@@ -20,7 +20,6 @@ QUARTER_FINE = PageLayout(128, 128, 2, 2, k_fine=32)
 HALF_FINE = PageLayout(128, 128, 2, 2, k_fine=64, k_fine_bits=4)
 OTHERS = [
     ONE_BIT_HALF_FINE,
-    QUARTER_FINE,
     HALF_FINE,
     PageLayout(256, 128, 1, 1, k_fine=32, k_fine_bits=1),
     *(PageLayout(128, 128, *bits) for bits in ((1, 1), (4, 2), (4, 4))),
@@ -28,6 +27,7 @@ OTHERS = [
 ]
 LARGE = Shape(32, 32768)
 SHAPES = [LARGE, Shape(128, 8192), Shape(1, 131072), Shape(8, 8192), Shape(8, 2048), Shape(8, 1024), Shape(1, 2048)]
+SHAPES += [Shape(64, 4096), Shape(64, 1024)]
 SHAPES += [Shape(32, 32768, gqa=8), Shape(32, 32768, gqa=1), Shape(32, 32768, head_size=64)]
 FAIR_SHARE = 0.9
 """Of the copy's rate: a kernel that reaches less at LARGE is too slow to be compared with."""
@@ -60,9 +60,9 @@ HEADER = f"{'op':15}{'policy':21}{'shape':31}{'µs':>10}{'GB/s':>9}{'peak':>7}{'
 
 def cases() -> list[Case]:
     """All that is measured, the fp16 kernel first at every shape."""
-    decodes = [decode_case(layout, shape) for shape in SHAPES for layout in (exact(128), PLAIN)]
+    decodes = [decode_case(layout, shape) for shape in SHAPES for layout in (exact(128), PLAIN, QUARTER_FINE)]
     decodes += [decode_case(layout, LARGE) for layout in OTHERS]
-    policies = [replace(layout, exact_dtype=BRAIN) for layout in (exact(128), PLAIN, ONE_BIT_HALF_FINE, HALF_FINE)]
+    policies = [replace(layout, exact_dtype=BRAIN) for layout in (exact(128), PLAIN, QUARTER_FINE, HALF_FINE)]
     prefills = [prefill_case(layout, 2048, 8192) for layout in policies] + [prefill_case(policies[0], 8192, 0)]
     seals = [seal_case(PLAIN, 32, fit_rounds) for fit_rounds in (0, 8)]
     seals += [seal_case(layout, 32, 8) for layout in (ONE_BIT_HALF_FINE, HALF_FINE)]

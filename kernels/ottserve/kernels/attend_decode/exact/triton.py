@@ -21,13 +21,13 @@ def attend_exact(
     b_q,
     b_factor,
     o_d,
+    num_parts,
     CAPACITY: tl.constexpr,
-    PARTS: tl.constexpr,
     D: tl.constexpr,
     TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Online softmax over one of PARTS shares of the outliers and the tail's positions first … last−1."""
+    """Online softmax over one of `num_parts` shares of the outliers and the tail's positions first … last−1."""
     BD: tl.constexpr = b_q.shape[0]
     HEADS: tl.constexpr = b_q.shape[1]
     b_max = tl.full([HEADS], float("-inf"), tl.float32)
@@ -35,7 +35,7 @@ def attend_exact(
     b_acc = tl.zeros([BD, HEADS], tl.float32)
     blocks_outliers = tl.cdiv(num_outliers, TOKENS)
     blocks = blocks_outliers + tl.cdiv(last - first, TOKENS)
-    for i_block in tl.range(i_part, blocks, PARTS, num_stages=STAGES):
+    for i_block in tl.range(i_part, blocks, num_parts, num_stages=STAGES):
         is_outlier = i_block < blocks_outliers
         start = tl.where(is_outlier, i_block * TOKENS, first + (i_block - blocks_outliers) * TOKENS)
         end = tl.where(is_outlier, num_outliers, last)
