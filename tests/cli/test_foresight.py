@@ -63,6 +63,7 @@ def test_a_refusal_is_one_line_with_status_2_before_torch_or_ray_is_imported() -
         ("--model.max_context=99999999", "model.max_context=99999999: the model has positions for 8192 tokens"),
         ("--deployment.num_cpus=4096", "deployment.num_cpus=4096, deployment.num_replicas=1: 4096 cores are"),
         ("--cache.plan=/no/such/plan", "cache.plan=/no/such/plan: No such file"),
+        ("--cache.plain_layers=[0,30]", "cache.plain_layers=30: the model has layers 0 to 29"),
     ],
 )
 def test_the_command_names_field_value_and_limit(flag: str, told: str) -> None:
@@ -88,6 +89,19 @@ def test_a_folder_tells_the_shape(folder: Path, flags: tuple[str, ...], told: st
     if told == "slots":
         configure(folder, num_hidden_layers=64, num_key_value_heads=8, hidden_size=2048)
     assert told in refusal("--model.path", str(folder), *flags)
+
+
+@pytest.mark.parametrize("path", [DEFAULT_MODEL, "toy"])
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--cache.fit_rounds=8",), "cache.fit_rounds=8: policy fp16 stores 16 bits; leave it out"),
+        (("--cache.preset=lean", "--cache.v_bits=4"), "cache.preset=lean, cache.v_bits=4: policy fp16 stores 16 bits"),
+        (("--cache.pool=3",), "cache.pool=3: policy fp16 has no pool; leave it out"),
+    ],
+)
+def test_settings_that_change_nothing_are_refused(path: str, flags: tuple[str, ...], told: str) -> None:
+    assert told in refusal("--model.path", path, "--cache.policy=fp16", *flags)
 
 
 def test_an_architecture_that_is_not_served_is_told_by_its_files(folder: Path) -> None:

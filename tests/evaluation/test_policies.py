@@ -44,8 +44,9 @@ def test_unless_told_otherwise_every_preset_is_measured_beside_what_the_paper_co
         ("ott:k_bits", "'k_bits' is not of the form setting=value"),
         ("ott:policy=kivi", "policy can't be set"),
         ("ott:num_pages=9", "num_pages can't be set"),
-        ("fp16:k_fine=16", "k_fine=16: policy fp16"),
+        ("fp16:fit_rounds=8", "fp16:fit_rounds=8: cache.fit_rounds=8: policy fp16 stores 16 bits"),
         ("kivi:pool=3", "policy kivi has no pool"),
+        ("ott:group=100", "ott:group=100: cache.group=100: must be one of"),
     ],
 )
 def test_what_can_not_be_is_refused_by_name(name: str, problem: str) -> None:

@@ -25,7 +25,7 @@ def make_engine(policy: str, *, graphs: bool) -> Engine:
     return load_engine(
         EngineSettings(
             model=ModelSettings(path="toy", device="cuda"),
-            cache=CacheSettings(policy=policy, plain_layers=()),
+            cache=CacheSettings(policy=policy, **({"plain_layers": ()} if policy == "ott" else {})),
             scheduler=SchedulerSettings(max_running=5),
             graphs=GraphSettings(enabled=graphs),
         ),

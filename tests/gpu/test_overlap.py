@@ -27,10 +27,12 @@ pytestmark = pytest.mark.gpu
 
 
 def make_engine(policy: str, *, overlap: bool, graphs: bool = True, model: str = "toy", **cache: Any) -> Engine:
+    if policy == "ott":
+        cache["plain_layers"] = ()
     return load_engine(
         EngineSettings(
             model=ModelSettings(path=model, device="cuda"),
-            cache=CacheSettings(policy=policy, plain_layers=(), group=32, window=8, **cache),
+            cache=CacheSettings(policy=policy, group=32, window=8, **cache),
             scheduler=SchedulerSettings(max_running=5, overlap=overlap),
             graphs=GraphSettings(enabled=graphs, compile_layers=False),
         ),

@@ -10,12 +10,11 @@ from dataclasses import replace
 from ottserve.cli.outline import Outline, read_outline
 from ottserve.cli.settings import ServeSettings, SettingsError
 from ottserve.workers.engine.capacity import CPU_DEFAULT_BYTES, fill
-from ottserve.workers.kv.plan_file import read_plan
 from ottserve.workers.kv.shape import ModelShape
-from ottserve.workers.kv.table import HEAD_SIZES, resolve_spec
+from ottserve.workers.kv.table import check_cache, resolve_spec
 from ottserve.workers.models.source import find_source
 from ottserve.workers.models.support import refuse_architecture
-from ottserve.workers.settings import CacheSettings, EngineSettings, FurtherModel
+from ottserve.workers.settings import EngineSettings, FurtherModel
 
 
 def check_replicas(settings: ServeSettings, num_cores: int) -> None:
@@ -40,7 +39,7 @@ def _check_model(model: FurtherModel) -> None:
     if model.graphs.enabled and model.model.device == "cpu":
         raise ValueError("graphs.enabled=True, model.device=cpu: CUDA graphs need a CUDA device")
     if outline is None:
-        resolve_spec(model.cache, _any_shape(model.cache))
+        check_cache(model.cache)
     else:
         _check_over(model, outline)
 
@@ -59,12 +58,6 @@ def _check_over(model: EngineSettings, outline: Outline) -> None:
     budget = model.cache.memory_bytes or (CPU_DEFAULT_BYTES if model.model.device == "cpu" else None)
     if budget:
         fill(model, spec, asked or own, budget)
-
-
-def _any_shape(cache: CacheSettings) -> ModelShape:
-    """A model that whatever can be right for some model is right for."""
-    num_layers = len(read_plan(cache.plan).layers) if cache.plan else 1
-    return _turning(ModelShape(num_layers, 1, 1, max(HEAD_SIZES)))
 
 
 def _turning(shape: ModelShape) -> ModelShape:

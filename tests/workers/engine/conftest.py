@@ -108,9 +108,8 @@ def random_model() -> LoadedModel:
 def _settings(
     policy: str, num_pages: int | None, prefix_cache: bool, scheduler: dict[str, int | bool]
 ) -> EngineSettings:
-    cache = CacheSettings(
-        policy=policy, group=32, window=8, plain_layers=(), num_pages=num_pages, prefix_cache=prefix_cache
-    )
+    traced = {"plain_layers": ()} if policy == "ott" else {}
+    cache = CacheSettings(policy=policy, group=32, window=8, num_pages=num_pages, prefix_cache=prefix_cache, **traced)
     return EngineSettings(
         model=ModelSettings(path="toy"),
         cache=cache,

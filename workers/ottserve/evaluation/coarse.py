@@ -8,9 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ottserve.workers.core.kvspec import LayerSpec
-
-EXACT_BITS = 16
+from ottserve.workers.core.kvspec import EXACT_BITS, LayerSpec
 
 
 def coarse_keys(keys: Tensor, layer: LayerSpec, fit_rounds: int, *, unbiased: bool) -> Tensor:

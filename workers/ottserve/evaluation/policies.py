@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from ottserve.workers.kv.table import check_cache
 from ottserve.workers.settings import CacheSettings, EngineSettings
 
 MEMORY_SETTINGS = ("memory_bytes", "num_pages")
@@ -41,10 +42,14 @@ def parse_policy(name: str) -> PolicyRow:
             raise ValueError(f"{name}: {setting} can't be set in a row")
         fields[setting] = tuple(filter(None, value.split("+"))) if setting == "plain_layers" else value
     try:
-        return PolicyRow(name, EngineSettings.model_validate({"cache": fields}).cache)
+        cache = EngineSettings.model_validate({"cache": fields}).cache
+        check_cache(cache)
     except ValidationError as error:
         problems = (f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors())
         raise ValueError(f"{name}: {'; '.join(problems)}") from None
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return PolicyRow(name, cache)
 
 
 def parse_policies(names: str) -> list[PolicyRow]:

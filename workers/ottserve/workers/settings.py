@@ -34,6 +34,10 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    def is_written(self, name: str) -> bool:
+        """Whether the setting of that name is another than its default."""
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
+
 
 class ModelSettings(Section):
     """Which model, and how it is loaded."""
@@ -178,29 +182,22 @@ class EngineSettings(Section):
     @model_validator(mode="after")
     def _contradictions(self) -> Self:
         cache = self.cache
-        exact: dict[str, set[int | None]] = {"preset": set(), "k_bits": {16}, "v_bits": {16}, "k_fine": {0}}
-        coarse = [name for name, values in exact.items() if getattr(cache, name) not in values | {None}]
-        if cache.policy == "fp16" and coarse:
-            said = ", ".join(f"cache.{name}={getattr(cache, name)}" for name in coarse)
-            raise ValueError(f"{said}: policy fp16 stores 16 bits")
-        if cache.policy != "ott" and (cache.pool or cache.evicted):
+        if cache.num_pages is not None and cache.memory_bytes is not None:
             raise ValueError(
-                f"cache.pool={cache.pool}, cache.evicted={cache.evicted}: policy {cache.policy} has no pool"
+                f"cache.num_pages={cache.num_pages}, cache.memory_bytes={cache.memory_bytes}: set the one or the other"
             )
+        if self.model.peer_sums and self.model.tensor_parallel == 1:
+            raise ValueError("model.peer_sums=True, model.tensor_parallel=1: there is no other rank to sum with")
         correction = self.correction
         if correction.path is None and correction.threshold is not None:
             raise ValueError(f"correction.threshold={correction.threshold}: there is no correction.path")
-        said_twice = [name for name in PLANNED if cache.plan and getattr(cache, name) != _default(name)]
+        said_twice = [name for name in PLANNED if cache.plan and cache.is_written(name)]
         if said_twice:
             raise ValueError(
                 f"cache.plan={cache.plan} decides itself on {', '.join(f'cache.{name}' for name in said_twice)}: "
                 "set the one or the other"
             )
         return self
-
-
-def _default(name: str) -> object:
-    return CacheSettings.model_fields[name].default
 
 
 class AutoscaleSettings(Section):
@@ -218,6 +215,9 @@ class AutoscaleSettings(Section):
     def _contradictions(self) -> Self:
         if self.max_replicas is not None and self.max_replicas < self.min_replicas:
             raise ValueError(f"max_replicas={self.max_replicas} is below min_replicas={self.min_replicas}")
+        written = [f"{name}={getattr(self, name)}" for name in type(self).model_fields if self.is_written(name)]
+        if self.max_replicas is None and written:
+            raise ValueError(f"{', '.join(written)}: without max_replicas nothing follows the load; set it too")
         return self
 
 

@@ -7,9 +7,8 @@ sixth lower (tokens from 20,000 on), and they took twice as many pairs.
 
 from __future__ import annotations
 
-from ottserve.workers.core.kvspec import KVSpec, LayerSpec
+from ottserve.workers.core.kvspec import EXACT_BITS, KVSpec, LayerSpec
 from ottserve.workers.kv.presets import fine_channels
-from ottserve.workers.kv.table import EXACT_BITS
 
 KEYS = ((1, None), (2, 4), (2, 2), (4, 4), (8, None))
 """Bits, and one channel in how many is a fine one, if any."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+EXACT_BITS = 16  # elements that are kept as they are
+
 Keep = Literal["smallest", "largest"]
 
 
@@ -33,11 +35,11 @@ class LayerSpec:
     def key_bytes(self, group: int, head_size: int) -> int:
         """Bytes of the keys of one page in one KV head: codes, scales, zeros, and the numbers of fine channels."""
         codes = group * head_size * self.k_bits // 8 + self.k_fine * (group * self.k_fine_bits // 8 + 1)
-        return codes + (4 * head_size * self.k_subgroups if self.k_bits < 16 else 0)
+        return codes + (4 * head_size * self.k_subgroups if self.k_bits < EXACT_BITS else 0)
 
     def value_bytes(self, group: int, head_size: int) -> int:
         """Bytes of the values of one page in one KV head: codes, scales and zeros."""
-        return group * head_size * self.v_bits // 8 + (4 * group if self.v_bits < 16 else 0)
+        return group * head_size * self.v_bits // 8 + (4 * group if self.v_bits < EXACT_BITS else 0)
 
     def page_head_bytes(self, group: int, head_size: int) -> int:
         """Bytes of one page in one KV head: keys, values, and the mask of replaced positions."""

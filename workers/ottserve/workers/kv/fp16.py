@@ -10,14 +10,12 @@ from ottserve.workers.settings import CacheSettings
 
 def fp16(cache: CacheSettings, shape: ModelShape) -> KVSpec:
     """16-bit pages, no outlier tracing; the same tails and pages as the other policies."""
-    chosen = quantiser(cache, shape, default="paper")
     return KVSpec(
         policy="fp16",
         layers=(LayerSpec(k_bits=16, v_bits=16, pool=0),) * shape.num_layers,
         num_kv_heads=shape.num_kv_heads,
         head_size=shape.head_size,
-        group=chosen.group,
+        group=quantiser(cache, shape, default="paper").group,
         window=cache.window,
         evicted=0,
-        rotate_values=chosen.rotate_values,
     )

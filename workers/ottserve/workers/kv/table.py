@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ottserve.workers.core.kvspec import KVSpec, LayerSpec
+from ottserve.workers.core.kvspec import EXACT_BITS, KVSpec, LayerSpec
 from ottserve.workers.kv.fp16 import fp16
 from ottserve.workers.kv.kivi import kivi
+from ottserve.workers.kv.no_effect import refuse_no_effect
 from ottserve.workers.kv.ott import ott
 from ottserve.workers.kv.plan_file import read_plan
 from ottserve.workers.kv.planned import planned
@@ -17,17 +18,25 @@ from ottserve.workers.settings import CacheSettings
 
 POLICIES: dict[str, Callable[[CacheSettings, ModelShape], KVSpec]] = {"fp16": fp16, "kivi": kivi, "ott": ott}
 
-EXACT_BITS = 16
 LONGEST_CODE = 8
 GROUPS = (32, 64, 128, 256)
 HEAD_SIZES = (64, 80, 96, 128, 256)
+MANY_LAYERS = 1024  # more than any model has
+
+
+def check_cache(cache: CacheSettings) -> None:
+    """Raise ValueError, as `resolve_spec` does, for settings under which no model could be cached."""
+    size = max(HEAD_SIZES)
+    num_layers = len(read_plan(cache.plan).layers) if cache.plan else MANY_LAYERS
+    resolve_spec(cache, ModelShape(num_layers, 1, 1, size, key_frequencies=(0.0,) * (size // 2)))
 
 
 def resolve_spec(cache: CacheSettings, shape: ModelShape) -> KVSpec:
     """The cache that the settings ask for over a model of this shape.
 
     Raises:
-        ValueError: a setting contradicts another or the model; names the setting, its value and the limit.
+        ValueError: a setting contradicts another or the model, or would change nothing; names the setting, its value
+            and the limit.
     """
     plan = read_plan(cache.plan) if cache.plan else None
     spec = planned(cache, plan, shape) if plan else POLICIES[cache.policy](cache, shape)
@@ -41,8 +50,7 @@ def resolve_spec(cache: CacheSettings, shape: ModelShape) -> KVSpec:
     _require(spec.window <= spec.group, "cache.window", spec.window, f"must be at most {said}group={spec.group}")
     for index, layer in enumerate(spec.layers):
         _refuse_layer(layer, spec, f"{said}layers.{index}." if cache.plan else said)
-    for index in cache.plain_layers:
-        _require(index >= 0, "cache.plain_layers", index, "must not be negative")
+    refuse_no_effect(cache, spec)
     return spec
 
 
