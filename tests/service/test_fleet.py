@@ -44,10 +44,15 @@ def observe(fleet: Fleet, clock: Clock) -> Callable[..., None]:
     """Reports of replicas by id with the number they run; `silent` are asked too."""
 
     def observe(silent: str = "", **running: int) -> None:
-        reports = [replace(REPORT, replica_id=name, num_running=count) for name, count in running.items()]
+        reports = [running_on(name, count) for name, count in running.items()]
         fleet.observe(reports, set(silent) | running.keys(), clock.now)
 
     return observe
+
+
+def running_on(name: str, count: int) -> api.LoadReport:
+    """By the report, slots are used and none is missing: what these tests are about is who counts them."""
+    return replace(REPORT, replica_id=name, num_running=count, slots_used=count)
 
 
 def nobody() -> None:
@@ -66,8 +71,8 @@ def test_no_replica_is_unavailable(fleet: Fleet, observe: Any) -> None:
 
 
 def test_slots_that_others_wait_for_are_not_free(fleet: Fleet) -> None:
-    """Three have not been begun on one replica, which has three slots left."""
-    one, other = replace(REPORT, num_waiting=3, slots_free=3), replace(REPORT, replica_id="b", num_running=3)
+    """A request of three samples has not been begun on one replica, which has three slots left."""
+    one, other = replace(REPORT, num_waiting=1, num_waiting_samples=3, slots_free=3), running_on("b", 3)
     fleet.observe([one, other], {"a", "b"}, 100.0)
     for number in range(8):  # whatever their prompts would draw
         with fleet.place(replace(LONG, prompt_ids=(number,) * 9), nobody) as replica_id:
@@ -114,10 +119,24 @@ def test_who_came_just_before_a_report_is_not_counted_twice(fleet: Fleet, observ
     observe(a=0)
     with fleet.place(TASK, nobody), fleet.place(TASK, nobody):
         clock.now += 0.05
-        waiting, busy = replace(REPORT, num_waiting=2), replace(REPORT, replica_id="b", num_running=3)
+        waiting, busy = replace(REPORT, num_waiting=2, num_waiting_samples=2), running_on("b", 3)
         fleet.observe([waiting, busy], {"a", "b"}, clock.now)
         with fleet.place(TASK, nobody) as third:
             assert third == "a"
+
+
+def test_a_request_is_as_many_as_its_samples(fleet: Fleet, observe: Any, clock: Clock) -> None:
+    """Four samples of one's own weigh more than two of another's, before a report has them, while they wait and run."""
+    four, of_four = replace(TASK, n=4), {"num_waiting": 1, "num_waiting_samples": 4}
+    observe(a=0, b=2)
+    with fleet.place(replace(four, request_id="four"), nobody) as first:
+        assert first == "a"
+        for report in (None, replace(REPORT, slots_free=8, **of_four), running_on("a", 4)):
+            if report is not None:
+                clock.now += 1
+                fleet.observe([report, running_on("b", 2)], {"a", "b"}, clock.now)
+            with fleet.place(TASK, nobody) as second, fleet.place(TASK, nobody) as third:
+                assert (second, third) == ("b", "b")
 
 
 def test_a_lost_replica_gets_nothing_until_it_reports(fleet: Fleet, observe: Any) -> None:

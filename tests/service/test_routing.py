@@ -45,19 +45,22 @@ def test_who_has_room_goes_before_who_has_none(
         assert chosen.has_room(need) or not any(candidate.has_room(need) for candidate in fleet)
 
 
-@given(fleets, seeds, imbalances)
-def test_no_replica_runs_away_from_the_others(fleet: list[Candidate], seed: bytes, imbalance: float) -> None:
-    """Whatever a prefix prefers: it is within the cap, or the least busy of all."""
+@given(fleets, st.integers(0, 4), seeds, imbalances)
+def test_no_replica_runs_away_from_the_others(
+    fleet: list[Candidate], slots: int, seed: bytes, imbalance: float
+) -> None:
+    """Whatever a prefix prefers: it is within the cap, or the least busy of all that have room, or of all."""
+    fleet, need = [replace(candidate, slots_free=40) for candidate in fleet], Need(slots, 0)
     by_id = {candidate.replica_id: candidate for candidate in fleet}
-    most = imbalance * (sum(candidate.num_requests for candidate in fleet) + 1) / len(fleet) + LEAD
+    most = imbalance * (sum(candidate.num_samples for candidate in fleet) + need.slots) / len(fleet) + LEAD
     for preferred in by_id:
-        chosen = by_id[choose(fleet, NOTHING, seed, preferred, imbalance)]
-        assert chosen.num_requests + 1 <= most or chosen.num_requests == min(c.num_requests for c in fleet)
+        chosen = by_id[choose(fleet, need, seed, preferred, imbalance)]
+        assert chosen.num_samples + slots <= most or chosen.num_samples == min(c.num_samples for c in fleet)
 
 
 @given(fleets, seeds)
 def test_a_replica_less_moves_only_its_own_prompts(fleet: list[Candidate], seed: bytes) -> None:
-    idle = [replace(candidate, num_requests=0) for candidate in fleet]
+    idle = [replace(candidate, num_samples=0) for candidate in fleet]
     chosen = choose(idle, NOTHING, seed, None, 1.0)
     for gone in idle:
         rest = [candidate for candidate in idle if candidate is not gone]
@@ -69,10 +72,10 @@ def test_one_hot_prefix_spreads_over_as_many_replicas_as_it_needs() -> None:
     chosen = []
     for _ in range(40):
         chosen.append(choose(fleet, Need(1, 0), b"hot", None, 1.25))
-        fleet = [replace(c, num_requests=c.num_requests + (c.replica_id == chosen[-1])) for c in fleet]
+        fleet = [replace(c, num_samples=c.num_samples + (c.replica_id == chosen[-1])) for c in fleet]
     assert chosen[0] == chosen[1], "the first requests find their pages where they are"
     assert len(set(chosen)) >= 3
-    assert max(c.num_requests for c in fleet) <= 1.25 * 41 / 4 + LEAD
+    assert max(c.num_samples for c in fleet) <= 1.25 * 41 / 4 + LEAD
 
 
 def test_prefixes_are_spread() -> None:

@@ -42,7 +42,7 @@ class Placed:
 
 @dataclass(slots=True)
 class Member:
-    """A replica that reported. `others` are the requests there that came by other gateways, at its last report."""
+    """A replica that reported. `others` are the samples there that came by other gateways, at its last report."""
 
     report: LoadReport
     others: int
@@ -51,14 +51,18 @@ class Member:
     def candidate(self) -> Candidate:
         """As it is now."""
         report = self.report
-        slots = sum(placed.need.slots for placed in self.placed if not placed.counted)
+        slots = _slots(placed for placed in self.placed if not placed.counted)
         pages = sum(placed.need.pages for placed in self.placed if not placed.settled)
         return Candidate(
             report.replica_id,
-            self.others + len(self.placed),
-            report.slots_free - report.num_waiting - slots,  # who waits comes first
+            self.others + _slots(self.placed),
+            report.slots_free - report.num_waiting_samples - slots,  # who waits comes first
             report.pages_free + report.pages_cached - pages,
         )
+
+
+def _slots(placed: Iterable[Placed]) -> int:
+    return sum(each.need.slots for each in placed)
 
 
 class Fleet:
@@ -127,8 +131,8 @@ class Fleet:
         for p in placed:
             p.counted = p.placed_at < asked_at
             p.settled = p.placed_at < asked_at - PAGES_AGE_S
-        num_ours = sum(p.counted for p in placed)
-        return Member(report, max(0, report.num_running + report.num_waiting - num_ours), placed)
+        ours = _slots(p for p in placed if p.counted)
+        return Member(report, max(0, report.slots_used + report.num_waiting_samples - ours), placed)
 
     def _choose(self, task: GenerationTask, need: Need, roster: Collection[str] | None) -> str:
         members = self._members or {}

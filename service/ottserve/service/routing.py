@@ -17,7 +17,7 @@ from hashlib import blake2b
 from ottserve.workers.api import GenerationTask
 
 MAX_BLOCKS = 64  # of a prompt that are looked at; a match that long is worth the same as a longer one
-LEAD = 2  # requests that a preferred replica may always be ahead of the mean
+LEAD = 2  # samples that a preferred replica may always be ahead of the mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class Candidate:
     """A replica as the gateway sees it now.
 
     Attributes:
-        num_requests: running, waiting, and sent there since it last reported.
+        num_samples: running, waiting, and sent there since it last reported.
         slots_free, pages_free: what new requests can have; cached pages count as free.
     """
 
     replica_id: str
-    num_requests: int
+    num_samples: int
     slots_free: int
     pages_free: int
 
@@ -77,25 +77,25 @@ def choose(
         need: what the task takes.
         seed: what the order of preference is drawn from: the first prefix key, or anything of the task's own.
         preferred: the replica that has the longest beginning of its prompt, if one is known.
-        max_imbalance: a replica with more than this many times the mean requests, and `LEAD`, is passed over.
+        max_imbalance: a replica with more than this many times the mean samples, and `LEAD`, is passed over.
     """
-    most = max_imbalance * (sum(c.num_requests for c in candidates) + 1) / len(candidates) + LEAD
+    most = max_imbalance * (sum(c.num_samples for c in candidates) + need.slots) / len(candidates) + LEAD
 
     def preference(candidate: Candidate) -> tuple[bool, bytes]:
         return candidate.replica_id != preferred, _draw(seed, candidate.replica_id)
 
     for candidate in sorted(candidates, key=preference):
-        if candidate.has_room(need) and candidate.num_requests + 1 <= most:
+        if candidate.has_room(need) and candidate.num_samples + need.slots <= most:
             return candidate.replica_id
     return least_busy(candidates, need, seed)
 
 
 def least_busy(candidates: Sequence[Candidate], need: Need, seed: bytes) -> str:
-    """The id of the replica that starts soonest: one with room, with the fewest requests, with most pages, by lot."""
+    """The id of the replica that starts soonest: one with room, with the fewest samples, with most pages, by lot."""
 
     def business(candidate: Candidate) -> tuple[bool, int, int, bytes]:
         draw = _draw(seed, candidate.replica_id)
-        return not candidate.has_room(need), candidate.num_requests, -candidate.pages_free, draw
+        return not candidate.has_room(need), candidate.num_samples, -candidate.pages_free, draw
 
     return min(candidates, key=business).replica_id
 

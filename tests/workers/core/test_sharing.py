@@ -134,7 +134,18 @@ def test_the_lowest_and_then_the_newest_makes_room(
     assert ledger.holders == (SampleKey("a" if victim == "b" else "b", 0),)
     [move] = scheduler.take_moves()
     assert isinstance(move, SaveSequence) and len(move.page_ids) == 4
-    assert (scheduler.num_running, scheduler.num_waiting) == (1, 1)
+    assert (scheduler.num_running, scheduler.num_waiting, scheduler.num_waiting_samples) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_who_waits_is_told_of_with_the_slots_that_it_takes(
+    make_scheduler: MakeScheduler, task: MakeTask, ledger: Ledger, n: int
+) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(task("a", 2, 3, n=n))
+    assert (scheduler.num_waiting, scheduler.num_waiting_samples, ledger.slots.used) == (1, n, 0)
+    step(scheduler)
+    assert (scheduler.num_waiting, scheduler.num_waiting_samples, ledger.slots.used) == (0, 0, n)
 
 
 def test_a_preempted_sequence_goes_on_where_it_stopped(

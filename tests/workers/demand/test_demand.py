@@ -11,7 +11,7 @@ from ottserve.workers.core.counters import EngineCounters
 from ottserve.workers.demand import DemandMeter
 from ottserve.workers.engine_thread import Snapshot
 
-LOAD = LoadReport("r", 2, 3, 260, 4, 2, 4, 10, 2, 2, 4)
+LOAD = LoadReport("r", 2, 3, 260, 4, 2, 4, 10, 2, 2, 4, num_waiting_samples=5)  # one of three waits for three slots
 SERVER: Any = SimpleNamespace(group=128)
 
 
@@ -22,7 +22,7 @@ def snapshot(num_prompt_tokens: int, num_generated_tokens: int, load: LoadReport
 
 def test_used_and_waited_for_over_all_there_is() -> None:
     read = DemandMeter(lambda: 0.0).read(snapshot(0, 0), SERVER)
-    assert read == {"kv_demand": (4 + 3) / 10, "slot_demand": (2 + 3) / 4, "queued_tokens": 260.0, "tokens_per_s": 0.0}
+    assert read == {"kv_demand": (4 + 3) / 10, "slot_demand": (2 + 5) / 4, "queued_tokens": 260.0, "tokens_per_s": 0.0}
     assert all(type(value) is float for value in read.values()), "Serve turns the whole report off for another type"
 
 

@@ -66,13 +66,16 @@ def test_who_comes_during_a_step_is_told_of_as_waiting(
     eventually(lambda: num_running(handle) == 4)
     gate.touch()
     time.sleep(0.05)  # the step that has begun ends not before the gate opens
-    streams += [handle.options(stream=True).generate.remote(make_task(request_id=name)) for name in "bc"]
+    tasks = make_task(request_id="b"), dataclasses.replace(make_task(request_id="c"), n=3)
+    streams += [handle.options(stream=True).generate.remote(task) for task in tasks]
     eventually(lambda: handle.load.remote().result().num_waiting == 2)
+    assert handle.load.remote().result().num_waiting_samples == 1 + 3
     assert num_running(handle) == 4
     gate.unlink()
-    assert [chunk.finish is not None for stream in streams[1:] for chunk in list(stream)[-1:]] == [True, True]
+    assert list(streams[1])[-1].finish is not None
     streams[0].cancel()
-    eventually(lambda: handle.load.remote().result().num_waiting == 0 == num_running(handle))
+    streams[2].cancel()
+    eventually(lambda: handle.load.remote().result().num_waiting_samples == 0 == num_running(handle))
 
 
 def test_cancelling_the_stream_frees_the_slot(handle: Any, make_task: Callable[..., GenerationTask]) -> None:

@@ -317,6 +317,7 @@ class LoadReport:
     Attributes:
         waiting: `num_waiting` by what is waited for (`workers.core.queue.WaitReason`); what nobody waits for is absent.
         snapshot_bytes, preempted_bytes: host memory of outliers beside cached prefixes, and of preempted sequences.
+        num_waiting_samples: slots that those who wait will take; a request of n samples waits as one and takes n.
     """
 
     replica_id: str
@@ -340,6 +341,7 @@ class LoadReport:
     waiting: dict[str, int] = field(default_factory=dict)
     snapshot_bytes: int = 0
     preempted_bytes: int = 0
+    num_waiting_samples: int = 0
 
 
 @dataclass(eq=False)

@@ -28,7 +28,7 @@ class DemandMeter:
         pages_waited_for = math.ceil(load.num_waiting_tokens / server.group)
         return {
             KV: (load.pages_used + pages_waited_for) / load.pages_total,
-            SLOTS: (load.slots_used + load.num_waiting) / load.slots_total,
+            SLOTS: (load.slots_used + load.num_waiting_samples) / load.slots_total,
             QUEUED_TOKENS: float(load.num_waiting_tokens),
             TOKENS_PER_S: self._tokens_per_s,
         }

@@ -84,12 +84,13 @@ class Snapshot:
     """Load and counters of one moment, taken by the engine thread and read by anyone.
 
     Attributes:
-        num_requests: what the engine had, each once however many samples of it run.
+        num_requests, num_samples: what the engine had.
     """
 
     load: LoadReport
     counters: EngineCounters
     num_requests: int = 0
+    num_samples: int = 0
 
 
 class Listener(Protocol):
@@ -286,6 +287,7 @@ class EngineThread:
     def _report(self, engine: EngineLike, events: list[tuple[Ticket, Event]]) -> None:
         now = time.monotonic()
         if self._snapshot is None or not engine.has_work or now - self._snapshot_at >= SNAPSHOT_INTERVAL_S:
-            self._snapshot = Snapshot(engine.load_report(), engine.counters, len(self._tickets))
+            num_samples = sum(ticket.task.n for ticket in self._tickets.values())
+            self._snapshot = Snapshot(engine.load_report(), engine.counters, len(self._tickets), num_samples)
             self._snapshot_at = now
         self._listener.advanced(events, self._snapshot)

@@ -127,6 +127,11 @@ class EngineLoop:
         """Those that have not ended, whether or not the engine has read of them: it reads between two steps."""
         return len(self._streams)
 
+    @property
+    def num_samples(self) -> int:
+        """Of all these, whether or not some of a request's have ended."""
+        return sum(ticket.task.n for ticket in self._streams)
+
     def stalled_for_s(self) -> float:
         """Seconds since the last step while work is pending; 0 when nothing is pending, however long that has been."""
         return self._clock() - self._advanced_at if self._streams else 0.0

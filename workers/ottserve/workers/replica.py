@@ -104,8 +104,13 @@ class Replica:
         if snapshot is None:
             raise Unavailable("the replica has not computed anything to report yet")
         num_new = max(0, self._engine.num_requests - snapshot.num_requests)
-        num_waiting = snapshot.load.num_waiting + num_new
-        return dataclasses.replace(snapshot.load, replica_id=self._replica_id, num_waiting=num_waiting)
+        num_new_samples = max(0, self._engine.num_samples - snapshot.num_samples)
+        return dataclasses.replace(
+            snapshot.load,
+            replica_id=self._replica_id,
+            num_waiting=snapshot.load.num_waiting + num_new,
+            num_waiting_samples=snapshot.load.num_waiting_samples + num_new_samples,
+        )
 
     async def metrics_address(self) -> str:
         """`host:port` that Prometheus scrapes."""

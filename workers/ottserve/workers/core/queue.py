@@ -40,6 +40,11 @@ class Queue:
         """Tokens of those that wait which are known and not computed."""
         return sum(sequence.num_pending for sequence in self._waiting.values())
 
+    @property
+    def num_samples(self) -> int:
+        """Slots that those who wait will take."""
+        return sum(sequence.num_samples for sequence in self._waiting.values())
+
     def put(self, sequence: Sequence) -> None:
         """Let a sequence wait, whatever the bounds say."""
         self._waiting[sequence.key] = sequence

@@ -104,6 +104,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def num_waiting_samples(self) -> int:
+        """Slots that those who wait will take."""
+        return self._waiting.num_samples
+
+    @property
     def num_waiting_tokens(self) -> int:
         """Tokens of those that wait which are known and not computed."""
         return self._waiting.num_tokens

@@ -127,8 +127,8 @@ class Engine:
         if self._pools is None:
             self._pools = self._pool_watch.state(self._ledger.used_slot_ids, may_wait=self._scheduler.is_idle)
         rate = self._pipeline.tally.tokens_per_s(self._now())
-        num_compiling = self._requests.num_compiling
-        return load_report(self._scheduler, self._ledger, self._pools, num_compiling, rate, self._pipeline.last_step_at)
+        forms, last_step_at = self._requests.forms, self._pipeline.last_step_at
+        return load_report(self._scheduler, self._ledger, self._pools, forms, rate, last_step_at)
 
     def _check_when_idle(self) -> None:
         now = self._now()

@@ -22,6 +22,11 @@ class FormQueue:
         """Tasks that wait here."""
         return len(self._compiling)
 
+    @property
+    def num_samples(self) -> int:
+        """Slots that these tasks will take."""
+        return sum(task.n for task, _ in self._compiling.values())
+
     def add(self, task: GenerationTask) -> None:
         """Begin to compile a task's form; returns at once. Raises QueueFull."""
         if task.form is None:

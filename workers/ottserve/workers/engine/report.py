@@ -11,6 +11,7 @@ from ottserve.workers.core.ledger import Ledger
 from ottserve.workers.core.queue import WaitReason
 from ottserve.workers.core.scheduler import Scheduler
 from ottserve.workers.engine.dgap.correction import CorrectionCounts
+from ottserve.workers.engine.forms import FormQueue
 from ottserve.workers.kv.store import PoolState
 
 
@@ -18,13 +19,13 @@ def load_report(
     scheduler: Scheduler,
     ledger: Ledger,
     pools: PoolState,
-    num_compiling: int,
+    forms: FormQueue,
     tokens_per_s: float,
     last_step_at: float | None,
 ) -> LoadReport:
     """What runs, waits (for a form, too) and is held; `replica_id` is for the replica to fill in."""
     pages, slots = ledger.pages, ledger.slots
-    waiting = scheduler.waiting + Counter({WaitReason.FORM: num_compiling})
+    waiting = scheduler.waiting + Counter({WaitReason.FORM: len(forms)})
     return LoadReport(
         replica_id="",
         num_running=scheduler.num_running,
@@ -47,6 +48,7 @@ def load_report(
         waiting={reason.value: count for reason, count in waiting.items()},
         snapshot_bytes=scheduler.snapshot_bytes,
         preempted_bytes=scheduler.preempted_bytes,
+        num_waiting_samples=scheduler.num_waiting_samples + forms.num_samples,
     )
 
 

@@ -39,6 +39,7 @@ class Requests:
 
     Attributes:
         live: by request id.
+        forms: tasks that wait until the form of their answer is compiled.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Requests:
     ) -> None:
         self.live: dict[str, LiveRequest] = {}
         self._scheduler = scheduler
-        self._forms = forms
+        self.forms = forms
         self._vocabulary = vocabulary
         self._now = now
         self._aborted: list[str] = []
@@ -54,12 +55,7 @@ class Requests:
     @property
     def has_news(self) -> bool:
         """Whether something is to be told or looked after although no sequence is."""
-        return bool(self._aborted) or self.num_compiling > 0
-
-    @property
-    def num_compiling(self) -> int:
-        """Requests that wait until the form of their answer is compiled."""
-        return len(self._forms)
+        return bool(self._aborted) or len(self.forms) > 0
 
     def add(self, task: GenerationTask) -> None:
         """Queue a task, or have its form compiled first. Raises OttserveError; nothing is kept of it then."""
@@ -68,12 +64,12 @@ class Requests:
         if task.form is None:
             self.live[task.request_id] = LiveRequest(self._scheduler.add(task), self._vocabulary)
         else:
-            self._forms.add(task)
+            self.forms.add(task)
             self.live[task.request_id] = LiveRequest(Sequence(task), self._vocabulary)
 
     def abort(self, request_id: str) -> bool:
         """Free what a request holds; its last chunks are told by `end_aborted`. False if no live one has this id."""
-        if not self._forms.remove(request_id) and not self._scheduler.abort(request_id):
+        if not self.forms.remove(request_id) and not self._scheduler.abort(request_id):
             return False
         self._aborted.append(request_id)
         return True
@@ -90,7 +86,7 @@ class Requests:
 
     def enter_compiled(self, *, may_wait: bool) -> list[Event]:
         """Queue the tasks whose forms have been compiled; what became of those whose forms can't be."""
-        settled = self._forms.take_settled(FORM_WAIT_S if may_wait else 0.0)
+        settled = self.forms.take_settled(FORM_WAIT_S if may_wait else 0.0)
         entered = [self._enter(task, form) for task, form in settled]
         return [event for event in entered if event is not None]
 
