@@ -9,6 +9,8 @@ field ends within the ten mantissa bits; fields further up share one shift. `fie
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -280,8 +282,12 @@ def prefetch_sectors(p_words, WORDS: tl.constexpr, IN_ASM: tl.constexpr):
 
 def loaders(layout: PageLayout) -> dict[str, object]:
     """Which loaders read this layout, and what each must know beside it: constexpr arguments of both attentions."""
+    return _loaders(layout, in_asm=not knobs.runtime.interpret)
+
+
+@cache
+def _loaders(layout: PageLayout, *, in_asm: bool) -> dict[str, object]:
     exact = tl.bfloat16 if layout.exact_dtype == torch.bfloat16 else tl.float16
-    in_asm = not knobs.runtime.interpret
     return {
         "LOAD_KEYS": load_keys_exact if layout.k_bits == EXACT_BITS else load_keys_packed,
         "KEY_MODE": exact if layout.k_bits == EXACT_BITS else in_asm,

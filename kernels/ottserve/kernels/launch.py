@@ -1,15 +1,15 @@
 """How kernels are launched: block shapes, warps, pipeline depth, splits, as frozen data with the measurement beside it.
 
-Decides on the host from shapes alone, so a decision is the same when a graph is captured and when it is replayed.
+Decides on the host from shapes alone, so a decision is the same when a graph is captured and when it is replayed, and
+is made once for the layers of all steps that are shaped alike.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
-from triton import next_power_of_2
 from triton.runtime import driver
 
 from ottserve.kernels.layout import EXACT_BITS, PageLayout
@@ -19,6 +19,9 @@ H200_SHARED_MEMORY = 227 * 1024
 
 PROGRAMS_PER_PROCESSOR = 8
 """One-warp programs of decode attention to plan for on a multiprocessor: more fit, but eight keep memory busy."""
+
+MOST_CONFIGS = 1024
+"""Decisions to remember, since every layer of a step asks for the same; steps differ in rows and in pages of a row."""
 
 LEAST_PAGES = 2
 """Pages of a program of decode attention, unless its row has fewer."""
@@ -77,6 +80,12 @@ class PrefillConfig:
             raise ValueError(f"warps: {self.warps}, must be at most a sixteenth of {rows} rows")
 
 
+def next_power_of_2(number: int) -> int:
+    """The least that is not below a number of one or more. Triton's own, which kernels can call too, takes 1.5 µs."""
+    return 1 << (number - 1).bit_length()
+
+
+@cache
 def block_rows(layout: PageLayout) -> int:
     """ROWS: tokens of a page that one matrix product takes, as many as fill a word column of both tensors."""
     return min(32, max(16, min(layout.key_rows, layout.value_columns)))
@@ -97,6 +106,7 @@ def shared_memory(device: torch.device) -> int:
     return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
+@cache
 def merge_block(num_splits: int, head_size: int) -> tuple[int, int]:
     """Splits and channels that one program of the merge, one warp, takes at once: at most 4,096 numbers, 128 a thread.
 
@@ -138,9 +148,17 @@ def decode_config(
     Outliers and tail, fine channels: 8 × 1k 14.3 in two parts, 13.4 in four; 64 × 4k 86.9 in one, 82.9 in two;
     128 × 8k 265.8 in one, 275.5 in two. At least two pages a program, not one: 8 × 2k 15.5, 19.9.
     """
-    pairs = max(1, num_rows * num_kv_heads)
-    processors = num_processors(device)
-    stages = page_stages(layout, device, most=3 if is_best_by_three_stages(layout) else 2)
+    return _decode_config(
+        layout, num_rows * num_kv_heads, gqa, max_pages, num_processors(device), shared_memory(device)
+    )
+
+
+@lru_cache(maxsize=MOST_CONFIGS)
+def _decode_config(
+    layout: PageLayout, num_pairs: int, gqa: int, max_pages: int, processors: int, shared_bytes: int
+) -> DecodeConfig:
+    pairs = max(1, num_pairs)
+    stages = page_stages(layout, shared_bytes, most=3 if is_best_by_three_stages(layout) else 2)
     most_splits = -(-max_pages // LEAST_PAGES)
     if EXACT_BITS in (layout.k_bits, layout.v_bits) or layout.turns_keys:
         splits = max(1, min(wide_programs(pairs) * processors // pairs, most_splits))
@@ -170,14 +188,15 @@ def is_best_by_three_stages(layout: PageLayout) -> bool:
     return layout.k_bits + layout.v_bits <= 4 and not (layout.k_fine or layout.turns_keys)
 
 
-def page_stages(layout: PageLayout, device: torch.device, most: int) -> int:
+def page_stages(layout: PageLayout, shared_bytes: int, most: int) -> int:
     """Pages in flight in a program of decode attention: all but one of them lie, padded, in shared memory, beside what
     is brought there to be turned into operands, 80 bytes a channel by the compiler's reports."""
-    padded: int = next_power_of_2(layout.head_size)
-    in_flight = (shared_memory(device) - 96 * padded) * layout.head_size // (2 * layout.words * padded)
+    padded = next_power_of_2(layout.head_size)
+    in_flight = (shared_bytes - 96 * padded) * layout.head_size // (2 * layout.words * padded)
     return max(1, min(most, 1 + in_flight))
 
 
+@cache
 def seal_block(layout: PageLayout) -> tuple[int, int, int]:
     """Channels of keys, word columns of values and warps of one program of seal: tiles of at most 32 × 128 numbers."""
     padded = next_power_of_2(layout.head_size)
@@ -202,6 +221,13 @@ def prefill_config(
     Raises:
         ValueError: even one block of the chunk in flight does not fit the device's shared memory.
     """
+    return _prefill_config(layout, gqa, element_size, shared_memory(device), has_pages=has_pages)
+
+
+@lru_cache(maxsize=MOST_CONFIGS)
+def _prefill_config(
+    layout: PageLayout, gqa: int, element_size: int, shared_bytes: int, *, has_pages: bool
+) -> PrefillConfig:
     heads, padded = next_power_of_2(gqa), next_power_of_2(layout.head_size)
     is_wide = layout.head_size > 128
     if element_size > 2:
@@ -210,7 +236,7 @@ def prefill_config(
         rows = 64 if has_pages else 128
         warps, (keys, most) = rows // 16, (32, 2) if is_wide else (64, 3)
     tokens = max(1, rows // heads)
-    row_bytes, room = padded * element_size, shared_memory(device) - 1024
+    row_bytes, room = padded * element_size, shared_bytes - 1024
     query, block = tokens * heads * row_bytes, 2 * keys * row_bytes
     key_stages = min(most, (room - query) // block)
     if key_stages < 1:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from operator import attrgetter
 
 from torch import Tensor
 
@@ -23,7 +25,7 @@ class Slots:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All of them, in the order of the fields."""
-        return tuple(getattr(self, field.name) for field in fields(self))
+        return _all_of(self)
 
     def layer(self, index: int) -> Slots:
         """The view of one layer."""
@@ -41,3 +43,8 @@ class Slots:
     def num_bytes(self) -> int:
         """Bytes of all the tensors, measured from their storage."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+
+NAMES = tuple(field.name for field in fields(Slots))
+"""Of the tensors, in their order."""
+_all_of: Callable[[Slots], tuple[Tensor, ...]] = attrgetter(*NAMES)  # every op asks, in every layer

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import cache
 
 from torch import Tensor
 
 from ottserve.kernels.launch import block_rows
 from ottserve.kernels.layout import EXACT_BITS, PageLayout
-from ottserve.kernels.slots import Slots
+from ottserve.kernels.slots import NAMES, Slots
 
 LARGEST_HEAD = 256
 
@@ -26,10 +25,9 @@ def check(layout: PageLayout, pages: Tensor, slots: Slots) -> None:
 
 def check_slots(slots: Slots) -> None:
     """Raise ValueError unless every tensor is contiguous."""
-    for field in fields(slots):
-        tensor: Tensor = getattr(slots, field.name)
+    for name, tensor in zip(NAMES, slots.tensors, strict=True):
         if not tensor.is_contiguous():
-            raise ValueError(f"slots.{field.name}: strides {tensor.stride()}, must be contiguous")
+            raise ValueError(f"slots.{name}: strides {tensor.stride()}, must be contiguous")
 
 
 def check_vectors(**vectors: Tensor) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.kernels.triton.cache_state import make_state
+from triton import next_power_of_2
 
 from ottserve.kernels import launch
 from ottserve.kernels.attend_decode import triton
@@ -52,6 +53,10 @@ def run(stored: PageLayout, asked: PageLayout) -> torch.Tensor:
     q = torch.zeros(1, 4, stored.head_size, dtype=torch.float16)
     args = (state.page_table, state.num_pages, state.slot_ids, state.lengths, 1.0)
     return triton.attend_decode(q, state.pages, state.slots, asked, *args)
+
+
+def test_powers_of_two_are_those_that_kernels_work_out() -> None:
+    assert [launch.next_power_of_2(n) for n in range(1, 300)] == [next_power_of_2(n) for n in range(1, 300)]
 
 
 @pytest.mark.parametrize(("pairs", "each"), [(1, 1056), (192, 11), (256, 4), (1024, 1), (2048, 1), (600, 7)])

@@ -11,6 +11,7 @@ from dataclasses import fields
 
 import pytest
 import torch
+from tests.workers.engine.conftest import PLANNED
 from torch import Tensor
 
 from ottserve.kernels.quantize import dequantize_keys, replaced_tokens
@@ -133,3 +134,17 @@ def test_kernels_are_handed_vectors_that_lie_side_by_side(make_random_engine, ma
     run_to_end(make_random_engine(), *(make_task(text, request_id=name, max_new=2) for name, text in prompts.items()))
     assert [3, 2, 2, 3, 6, 6, 6, 2] in [[length for length, _ in vectors] for vectors in seen], "2 chunks, 6 pages"
     assert all(lies_side_by_side for vectors in seen for _, lies_side_by_side in vectors)
+
+
+def test_each_layer_seals_by_its_own_pool(make_random_engine, make_task, run_to_end, monkeypatch):
+    handed = []
+
+    def noted(pages, slots, layout, chunks, pool_sizes, **how):
+        handed.append(pool_sizes.tolist())
+        return seal_chunks(pages, slots, layout, chunks, pool_sizes, **how)
+
+    monkeypatch.setattr(open_step, "seal_chunks", noted)
+    engine = make_random_engine(PLANNED, prefix_cache=False)
+    run_to_end(engine, *(make_task("abcdefgh" * 15, request_id=name, max_new=2) for name in ("r0", "r1")))
+    pools = [layer.pool for layer in engine._store.spec.layers]
+    assert len(set(pools)) > 1 and handed == [[pool, pool] for pool in pools]

@@ -209,7 +209,7 @@ def attend_decode(
     config = config or launch.decode_config(layout, N, J, H // J, page_table.shape[1], q.device)
     shape = (N, J, config.splits + config.exact_parts, H // J)
     part = torch.empty(*shape, D, dtype=torch.float32, device=q.device)
-    part_max, part_sum = torch.empty(2, *shape, dtype=torch.float32, device=q.device)
+    part_max, part_sum = torch.empty(2, *shape, dtype=torch.float32, device=q.device).unbind()
     out = torch.empty(N, H, D, dtype=q.dtype, device=q.device)
     if N == 0:
         return out
@@ -236,8 +236,8 @@ def attend_decode(
         config.exact_parts,
         J=J,
         GQA=H // J,
-        HEADS=max(8, triton.next_power_of_2(H // J)),
-        BD=triton.next_power_of_2(D),
+        HEADS=max(8, launch.next_power_of_2(H // J)),
+        BD=launch.next_power_of_2(D),
         LAYOUT=layout,
         CAPACITY=C,
         PLACES=slots.outlier_k.shape[2],
@@ -251,7 +251,7 @@ def attend_decode(
         **loaders(layout),
     )
     splits, channels = launch.merge_block(shape[2], D)
-    merge_splits_kernel[N * H, triton.cdiv(D, channels)](
+    merge_splits_kernel[N * H, -(-D // channels)](
         part, part_max, part_sum, out, shape[2], GQA=H // J, D=D, BD=channels, SPLITS=splits, num_warps=1
     )
     return out

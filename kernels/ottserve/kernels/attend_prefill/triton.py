@@ -217,7 +217,7 @@ def attend_prefill(
         return out
     has_pages = page_table.shape[1] > 0
     config = launch.prefill_config(layout, H // J, k.element_size(), q.device, has_pages=has_pages)
-    attend_history_kernel[triton.cdiv(T, config.tokens) + N, J](
+    attend_history_kernel[-(-T // config.tokens) + N, J](
         q,
         k,
         v,
@@ -244,7 +244,7 @@ def attend_prefill(
         GQA=H // J,
         HEADS=config.heads,
         TOKENS=config.tokens,
-        BD=triton.next_power_of_2(D),
+        BD=launch.next_power_of_2(D),
         LAYOUT=layout,
         CAPACITY=slots.tail_k.shape[2],
         PLACES=slots.outlier_k.shape[2],

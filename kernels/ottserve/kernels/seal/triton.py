@@ -4,11 +4,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Literal
 
 import torch
-import triton
 from torch import Tensor
 from triton import knobs
 
@@ -38,8 +36,9 @@ def seal(
 ) -> None:
     """See `ottserve.kernels.seal.seal`. No host synchronisation."""
     check_vectors(slot_ids=slot_ids, page_ids=page_ids, first_positions=first_positions, pool_sizes=pool_sizes)
+    groups = slot_ids, page_ids, first_positions, pool_sizes
     how = keep, fit_rounds, unbiased, frequencies
-    _launch(pages, slots, layout, None, slot_ids, page_ids, first_positions, pool_sizes, *how)
+    _launch(pages, slots, layout, None, slots.tail_k, slots.tail_v, *groups, *how)
 
 
 def seal_chunks(
@@ -54,13 +53,21 @@ def seal_chunks(
     frequencies: Tensor | None = None,
 ) -> None:
     """See `ottserve.kernels.seal.seal_chunks`. No host synchronisation."""
-    vectors = {field.name: getattr(chunks, field.name) for field in fields(chunks) if field.name not in ("k", "v")}
-    check_vectors(**vectors, pool_sizes=pool_sizes)
-    k, v = (narrow(tensor, slots.tail_k.dtype) for tensor in (chunks.k, chunks.v))
+    check_vectors(
+        starts=chunks.starts,
+        slot_ids=chunks.slot_ids,
+        lengths=chunks.lengths,
+        page_starts=chunks.page_starts,
+        page_rows=chunks.page_rows,
+        page_ids=chunks.page_ids,
+        first_positions=chunks.first_positions,
+        pool_sizes=pool_sizes,
+    )
+    k, v = narrow(chunks.k, slots.tail_k.dtype), narrow(chunks.v, slots.tail_k.dtype)
     check_elements(k=k, v=v)
     groups = chunks.slot_ids, chunks.page_ids, chunks.first_positions, pool_sizes
     how = keep, fit_rounds, unbiased, frequencies
-    _launch(pages, slots, layout, replace(chunks, k=k, v=v), *groups, *how)
+    _launch(pages, slots, layout, chunks, k, v, *groups, *how)
 
 
 def _launch(
@@ -68,6 +75,8 @@ def _launch(
     slots: Slots,
     layout: PageLayout,
     chunks: Chunks | None,
+    k: Tensor,
+    v: Tensor,
     slot_ids: Tensor,
     page_ids: Tensor,
     first_positions: Tensor,
@@ -77,15 +86,18 @@ def _launch(
     unbiased: bool,
     frequencies: Tensor | None,
 ) -> None:
-    """Scores, admission, pages; the first two only where there are places for outliers."""
+    """Scores, admission, pages; the first two only where there are places for outliers.
+
+    Args:
+        k, v: of the chunks, in the tails' dtype; where there are none, the tails.
+    """
     check(layout, pages, slots)
     if layout.turns_keys:
         for_layout(layout, frequencies)
     M, J = len(page_ids), pages.shape[1]
     if M == 0:
         return
-    places, padded = slots.outlier_k.shape[2], triton.next_power_of_2(layout.head_size)
-    k, v = (slots.tail_k, slots.tail_v) if chunks is None else (chunks.k, chunks.v)
+    places, padded = slots.outlier_k.shape[2], launch.next_power_of_2(layout.head_size)
     starts, lengths = (None, None) if chunks is None else (chunks.starts, chunks.lengths)
     page_starts, page_rows = (None, None) if chunks is None else (chunks.page_starts, chunks.page_rows)
     strides = k.stride()[:2], v.stride()[:2]
@@ -132,7 +144,7 @@ def _launch(
             *strides[1],
             LAYOUT=layout,
             PLACES=places,
-            BP=triton.next_power_of_2(places),
+            BP=launch.next_power_of_2(places),
             KEEP_SMALLEST=keep == "smallest",
             num_warps=1,
             **source,

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ottserve.kernels.launch import next_power_of_2
 from ottserve.kernels.slots import Slots
 from ottserve.kernels.supported import check_elements, check_slots, check_vectors
 
@@ -71,8 +72,8 @@ def write_tail(slots: Slots, keys: Tensor, values: Tensor, slot_ids: Tensor, pos
         *values.stride()[:2],
         J=J,
         D=D,
-        BJ=triton.next_power_of_2(J),
-        BD=triton.next_power_of_2(D),
+        BJ=next_power_of_2(J),
+        BD=next_power_of_2(D),
         CAPACITY=slots.tail_k.shape[2],
         LIMIT=torch.finfo(slots.tail_k.dtype).max,
     )

@@ -65,7 +65,7 @@ def _tail(
         np.arange(max(part.start, len(part.page_ids) * spec.group), part.start + len(part.token_ids)) for part in parts
     ]
     from_start = [own - part.start + begin for own, part, begin in zip(kept, parts, begins[:-1], strict=True)]
-    rows = pack.ints(np.concatenate(from_start))
+    rows = pack.indices(np.concatenate(from_start))
     slot_ids = pack.ints(np.repeat([part.slot_id for part in parts], [len(own) for own in kept]))
     positions = pack.ints(np.concatenate(kept))
     return lambda sent: TailTokens(sent[rows], sent[slot_ids], sent[positions])

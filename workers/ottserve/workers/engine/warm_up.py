@@ -41,7 +41,7 @@ def _steps(spec: KVSpec, device: torch.device) -> Iterator[StepTensors]:
             slot_ids=ints(0),
             lengths=ints(stored),
             pages=ChunkPages(ints(0, 1), ints(0), ints(0), ints(stored)),
-            tail=TailTokens(rows, torch.zeros_like(rows), rows + stored),
+            tail=TailTokens(rows.long(), torch.zeros_like(rows), rows + stored),
         )
 
     def step(chunks: Chunks | None, decodes: DecodeRows | None, seals: SealBatch | None = None) -> StepTensors:

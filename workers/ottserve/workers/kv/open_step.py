@@ -26,6 +26,10 @@ class OpenStep:
         if step.fresh_slots is not None:
             store.slots.outlier_count[:, step.fresh_slots] = 0
             store.slots.frozen[:, step.fresh_slots] = False
+        self._pool_sizes: tuple[Tensor, ...] = ()
+        if step.chunks is not None and step.chunks.pages is not None:
+            num_chunks = step.chunks.slot_ids.numel()
+            self._pool_sizes = store.pool_sizes[:, None].repeat(1, num_chunks).unbind()  # once, for all layers
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Attention of one layer over what is stored, and storing what is new.
@@ -91,12 +95,14 @@ class OpenStep:
             self._store.key_frequencies,
         )
         if chunks.pages is not None:
-            self._seal_chunks(stored, k, v, chunks, chunks.pages)
+            self._seal_chunks(stored, k, v, chunks, chunks.pages, self._pool_sizes[layer])
         tail = chunks.tail
         write_tail(stored.slots, k[tail.rows], v[tail.rows], tail.slot_ids, tail.positions)
         return out
 
-    def _seal_chunks(self, stored: LayerStore, k: Tensor, v: Tensor, chunks: Chunks, pages: ChunkPages) -> None:
+    def _seal_chunks(
+        self, stored: LayerStore, k: Tensor, v: Tensor, chunks: Chunks, pages: ChunkPages, pool_sizes: Tensor
+    ) -> None:
         spec = self._store.spec
         filled = pages.starts, pages.rows, pages.page_ids, pages.first_positions
         seal_chunks(
@@ -104,7 +110,7 @@ class OpenStep:
             stored.slots,
             stored.layout,
             SealedChunks(k, v, chunks.starts, chunks.slot_ids, chunks.lengths, *filled),
-            stored.pool_size.repeat(chunks.slot_ids.numel()),
+            pool_sizes,
             keep=spec.keep,
             fit_rounds=spec.fit_rounds,
             unbiased=spec.unbiased,

@@ -1,7 +1,7 @@
 """The tensors of one step as the cache reads them. Built by `engine/inputs.py`; holds no decision.
 
-Everything is on the cache's device; ids, positions and counts are int32. Letters are those of kernels/README.md:
-N decode rows, M prompt chunks, B page-table columns.
+Everything is on the cache's device; ids, positions and counts are int32 unless said otherwise. Letters are those of
+kernels/README.md: N decode rows, M prompt chunks, B page-table columns.
 """
 
 from __future__ import annotations
@@ -55,7 +55,12 @@ class ChunkPages:
 
 @dataclass(frozen=True, slots=True)
 class TailTokens:
-    """Tokens of chunks that go to the tails, int32 `[K]` each: which of the chunk tokens, and where to."""
+    """Tokens of chunks that go to the tails: which of the chunk tokens, and where to.
+
+    Attributes:
+        rows: int64 `[K]`, since keys and values are indexed by it in every layer: torch turns shorter ones into these.
+        slot_ids, positions: int32 `[K]`.
+    """
 
     rows: Tensor
     slot_ids: Tensor
