@@ -1,4 +1,4 @@
-"""A replica of two ranks under Ray: it answers as one of one rank, and is replaced when a rank is gone."""
+"""A replica of two ranks under Ray: it answers as one rank does, is replaced when one is gone, and ends in silence."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ RANK = "ray::Rank"
 PROMPT = tuple(range(5, 45))
 NUM_NEW = 200  # so that pages are sealed
 BACK_S = 180.0
+END_S = 60.0
 
 
 def expected() -> tuple[int, ...]:
@@ -44,7 +45,7 @@ def answer_or_none(service: LocalService) -> tuple[int, ...] | None:
         return None
 
 
-def test_two_ranks_answer_and_a_lost_one_is_replaced() -> None:
+def test_two_ranks_answer_and_a_lost_one_is_replaced_and_an_end_is_no_loss() -> None:
     settings = {"model__path": MODEL, "model__device": "cpu", "model__tensor_parallel": 2, "cache__num_pages": 8}
     with local_service(**settings) as service:
         wanted = expected()
@@ -58,3 +59,7 @@ def test_two_ranks_answer_and_a_lost_one_is_replaced() -> None:
         print(f"answered again after {time.monotonic() - began:.1f} s")
         assert found == wanted
         assert service.pids(RANK) != [lost]
+        service.interrupt()
+        assert service.process.wait(END_S) == 0
+        log = service.log.read_text()
+        assert (log.count("rank_lost"), log.count("replica_ends")) == (1, 1), "of the one that was killed"

@@ -49,6 +49,7 @@ class CountingEngine:
         self.aborted: list[str] = []
         self.ended: list[tuple[str, TextChunk | OttserveError]] = []
         self.counters = EngineCounters()
+        self.is_closed = False
 
     @property
     def has_work(self) -> bool:
@@ -86,6 +87,9 @@ class CountingEngine:
     def load_report(self) -> LoadReport:
         used = sum(task.n for task in self.live.values())
         return LoadReport("", used, 0, 0, used, 0, 8 - used, 8, used, 4 - used, 4)
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def _next(self, request_id: str) -> TextChunk:
         self.made[request_id] += 1

@@ -232,8 +232,9 @@ async def test_stop_lets_running_requests_finish_and_refuses_new_ones(make_loop:
     with pytest.raises(Unavailable):
         await collect(loop, make_task("late"))
     assert all(chunks[-1].finish for chunks in await asyncio.gather(*readers))
+    assert not engine.is_closed
     await stopping
-    assert loop.phase is Phase.STOPPED
+    assert loop.phase is Phase.STOPPED and engine.is_closed
 
 
 async def test_stop_ends_what_outlives_the_grace_time(make_loop: Any, make_task: MakeTask) -> None:
@@ -241,6 +242,7 @@ async def test_stop_ends_what_outlives_the_grace_time(make_loop: Any, make_task:
     reader = asyncio.create_task(collect(loop, make_task(num_tokens=LONG)))
     await eventually(lambda: bool(engine.live))
     await asyncio.wait_for(loop.stop(grace_s=0.05), 2)
+    assert engine.is_closed
     with pytest.raises(Unavailable):
         await reader
 

@@ -69,6 +69,10 @@ class EngineLike(Protocol):
 
     def load_report(self) -> LoadReport: ...
 
+    def close(self) -> None:
+        """Be told that nothing else will be asked. Returns at once."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
@@ -200,6 +204,8 @@ class EngineThread:
         except Exception:
             log.exception("the engine thread ends")
             self._listener.broke_down()
+        finally:
+            engine.close()
 
     def _read_inbox(self, engine: EngineLike) -> bool:
         """Do what has been asked since the last step; wait for something when there is no work. False at the end."""

@@ -97,6 +97,19 @@ def test_a_rank_that_is_killed_is_noticed(two_ranks: TwoRanks, settings_of: Sett
     assert isinstance(error, Internal)
 
 
+def test_a_rank_that_ends_after_the_engine_is_not_lost(two_ranks: TwoRanks, settings_of: SettingsOf) -> None:
+    """As when Ray ends an actor before it ends the replica."""
+    engine = two_ranks.engine(settings_of(2, policy="fp16"))
+    crew, [process] = two_ranks.crew, two_ranks.processes
+    assert crew is not None and len(run(engine, task("a", 20))["a", 0]) == 40
+    engine.close()
+    process.kill()
+    process.join(NOTICED_S)
+    crew._listener.join(NOTICED_S)  # what has been noticed by now is all
+    assert (process.exitcode, crew._listener.is_alive()) == (-signal.SIGKILL, False)
+    assert crew.lost is None and not two_ranks.losses
+
+
 def test_a_step_that_fails_on_rank_0_leaves_nobody_waiting(
     two_ranks: TwoRanks, settings_of: SettingsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

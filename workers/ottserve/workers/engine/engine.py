@@ -130,6 +130,10 @@ class Engine:
         forms, last_step_at = self._requests.forms, self._pipeline.last_step_at
         return load_report(self._scheduler, self._ledger, self._pools, forms, rate, last_step_at)
 
+    def close(self) -> None:
+        """Nothing else will be asked: other ranks may end, if there are any."""
+        self._runner.close()
+
     def _check_when_idle(self) -> None:
         now = self._now()
         if self._scheduler.is_idle and now - self._checked_at >= CHECK_INTERVAL_S:

@@ -85,6 +85,9 @@ class Runner:
         hidden: Tensor = output.last_hidden_state[0]
         return self.head(hidden[step.sampled_rows]), hidden
 
+    def close(self) -> None:
+        """No step will be run any more."""
+
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
         """Logits `[B, V]` of hidden states `[B, H]`."""

@@ -66,7 +66,8 @@ class Crew:
             for rank in range(1, num_ranks):
                 start(Seat(Share(rank, num_ranks), self._folder.name))
             self._connections = _accept(server, num_ranks - 1)
-        threading.Thread(target=self._listen, name="ranks", daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, name="ranks", daemon=True)
+        self._listener.start()
 
     @property
     def share(self) -> Share:
@@ -112,9 +113,13 @@ class Crew:
         """Ranks no longer do the same: whatever they are at, no step can be made any more."""
         self._lose(why)
 
-    def close(self) -> None:
-        """Let the followers end, and leave the group."""
+    def let_go(self) -> None:
+        """No step will be made any more: a rank that ends from here on is not lost."""
         self._closing = True
+
+    def close(self) -> None:
+        """Have the followers end, and leave the group."""
+        self.let_go()
         for connection in self._connections:
             with suppress(OSError):
                 connection.send(End())

@@ -101,6 +101,10 @@ class LeadRunner(Runner):
             if taken(todo):
                 settle(todo, self._crew.hear())
 
+    def close(self) -> None:
+        """See `Runner.close`; the others end with this process, or before it."""
+        self._crew.let_go()
+
     @contextmanager
     def _together(self, message: object) -> Iterator[None]:
         if self._crew.lost is not None:
