@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from ottserve.cli.bench_serve import POINTS
 from ottserve.cli.main import app
-from ottserve.cli.serving.choice import Wanted, choose
+from ottserve.cli.serving.choice import Asked, Wanted, choose
 from ottserve.cli.serving.starts import figures_of, is_comparable, start_settings, subject
 from ottserve.cli.settings import read_settings
 from ottserve.evaluation.serving.layout import ONE, Layout
@@ -39,9 +39,8 @@ def _choose(**options: Any) -> Wanted:
         "offered": (64, 16, 5.0),
         "point_timeout_s": 60,
         "limit_s": None,
-        "default_points": POINTS,
     }
-    return choose(**given | options)
+    return choose(Asked(**given | options), POINTS)
 
 
 def test_settings_of_a_start_are_those_of_the_service_and_of_its_engine_alike() -> None:
@@ -84,7 +83,7 @@ def test_what_random_weights_and_unread_prompts_are_is_said() -> None:
     unread = _choose(model="random:llama-tiny:unread", points=None)
     assert (unread.about["points"], _choose(points=None).about["points"]) == (POINTS["unread"], POINTS["cpu"])
     assert "prompts are not computed" in unread.about["model"]
-    assert (unread.reads_prompts, _choose().reads_prompts) == (False, True)
+    assert (unread.asked.reads_prompts, _choose().asked.reads_prompts) == (False, True)
 
 
 @pytest.mark.parametrize("device", POINTS)

@@ -71,10 +71,10 @@ def bench_serve(
     Meant for an otherwise idle machine.
     """
     from ottserve.cli.serving.bench import Bench
-    from ottserve.cli.serving.choice import choose
+    from ottserve.cli.serving.choice import Asked, choose
 
     try:
-        wanted = choose(
+        asked = Asked(
             model=model,
             dtype=dtype,
             device=device,
@@ -91,8 +91,8 @@ def bench_serve(
             point_timeout_s=point_timeout_s,
             limit_s=limit_s,
             answer_tokens=answer_tokens,
-            default_points=POINTS,
         )
+        wanted = choose(asked, POINTS)
     except (ValueError, OSError) as error:
         fail(str(error))
     for one in wanted.skipped:

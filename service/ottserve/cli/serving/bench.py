@@ -40,7 +40,7 @@ class Bench:
         folder.mkdir(parents=True, exist_ok=True)
         self._results = Results(folder / "bench-serve.json")
         self._results.describe(wanted.about, wanted.skipped)
-        self._ends_at = None if wanted.limit_s is None else time.monotonic() + wanted.limit_s
+        self._ends_at = None if wanted.asked.limit_s is None else time.monotonic() + wanted.asked.limit_s
         self._progress = Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True))
         self._bars: dict[str, TaskID] = {}
 
@@ -78,7 +78,7 @@ class Bench:
     def _measure_service(self, start: Start) -> None:
         from ottserve.cli.serving.online import measure_online  # whoever measures engines alone needs no gRPC
 
-        rounds = range(self._wanted.repeats) if self._wanted.fresh else [None]
+        rounds = range(self._wanted.asked.repeats) if self._wanted.asked.fresh else [None]
         for only in rounds:
             jobs = list(self._jobs(SERVICE, start, only))
             if not jobs or self._is_late():
@@ -124,13 +124,13 @@ class Bench:
             measure_offline(settings, self._say, in_time, self._prompts, self._wanted.bounds.num_new, keep)
 
     def _keep_offline(self, start: Start, task: Task, repeat: int, found: Figures | str) -> None:
-        if isinstance(found, Figures) and not self._wanted.reads_prompts:
+        if isinstance(found, Figures) and not self._wanted.asked.reads_prompts:
             found = replace(found, first_token_p50_s=None, first_token_p99_s=None)
         self._keep(ENGINE, start, task, repeat, found)
 
     def _jobs(self, system: str, start: Start, only: int | None = None) -> Iterator[Job]:
         """What is not there yet; all points in turn, then all of them again."""
-        for repeat in range(self._wanted.repeats) if only is None else [only]:
+        for repeat in range(self._wanted.asked.repeats) if only is None else [only]:
             for task in start.tasks:
                 key = (system, start.row.name, str(task.point), self._wanted.layout, repeat)
                 if not self._results.has(key, subject(self._wanted, start, task)):
@@ -156,7 +156,7 @@ class Bench:
 
     def _add_bar(self, system: str, start: Start) -> None:
         tasks = [task for task in start.tasks if system == SERVICE or not isinstance(task.point, Offered)]
-        total, left = len(tasks) * self._wanted.repeats, sum(job[0] in tasks for job in self._jobs(system, start))
+        total, left = len(tasks) * self._wanted.asked.repeats, sum(job[0] in tasks for job in self._jobs(system, start))
         name = _bar(system, start)
         self._bars[name] = self._progress.add_task(name, total=total, completed=total - left)
 

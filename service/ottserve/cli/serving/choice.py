@@ -34,6 +34,39 @@ DEFAULTS = {
 CPU_MEMORY_GIB = 0.25
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command was given, as it was given; None where it is left open.
+
+    Attributes:
+        model, dtype, device: as the settings of these names.
+        setting: of the service and its engine, `name=value`, over those that the points need.
+        offered: prompt tokens, answer tokens and seconds of requests that come at a rate.
+    """
+
+    model: str
+    dtype: str
+    device: str
+    policies: str
+    points: str | None
+    systems: str
+    repeats: int
+    new_tokens: int | None
+    answer_tokens: int | None
+    memory_gib: float | None
+    tokens_per_step: int | None
+    fresh: bool
+    setting: Sequence[str]
+    offered: tuple[int, int, float]
+    point_timeout_s: float
+    limit_s: float | None
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether times to a first token mean anything."""
+        return not self.model.endswith(UNREAD)
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """All that is to be measured.
@@ -41,11 +74,11 @@ class Wanted:
     Attributes:
         model: path, dtype and device, as the settings of these names.
         settings: of the service and its engine, by their names, over those that the points need.
-        offered: prompt tokens, answer tokens and seconds of requests that come at a rate.
         about: what the report says of machine, model and options.
         layout: replicas and ranks, as the settings say.
     """
 
+    asked: Asked
     model: ModelSettings
     settings: Mapping[str, str]
     vocab_size: int
@@ -54,94 +87,72 @@ class Wanted:
     skipped: tuple[Skipped, ...]
     systems: tuple[str, ...]
     bounds: Bounds
-    repeats: int
-    fresh: bool
-    offered: tuple[int, int, float]
-    point_timeout_s: float
-    limit_s: float | None
     about: Mapping[str, Any]
     layout: Layout
 
-    @property
-    def reads_prompts(self) -> bool:
-        """Whether times to a first token mean anything."""
-        return not self.model.path.endswith(UNREAD)
 
+def choose(asked: Asked, default_points: Mapping[str, str]) -> Wanted:
+    """Fill in what was left open.
 
-def choose(
-    *,
-    model: str,
-    dtype: str,
-    device: str,
-    policies: str,
-    points: str | None,
-    systems: str,
-    repeats: int,
-    new_tokens: int | None,
-    answer_tokens: int | None,
-    memory_gib: float | None,
-    tokens_per_step: int | None,
-    fresh: bool,
-    setting: Sequence[str],
-    offered: tuple[int, int, float],
-    point_timeout_s: float,
-    limit_s: float | None,
-    default_points: Mapping[str, str],
-) -> Wanted:
-    """Fill in what was left open. Arguments are those of the command.
+    Args:
+        asked: by the command.
+        default_points: for "cuda", "cpu", and "unread" where no prompt is read.
 
     Raises:
         ValueError: something is impossible; names it.
     """
-    settings = ModelSettings.model_validate({"path": model, "dtype": dtype, "device": device})
-    kind = find_device(device).type
-    config = read_config(model)
-    rows = tuple(parse_policies(policies))
-    extra = dict(_setting(text) for text in setting)
+    settings = ModelSettings.model_validate({"path": asked.model, "dtype": asked.dtype, "device": asked.device})
+    kind = find_device(asked.device).type
+    config = read_config(asked.model)
+    extra = dict(map(_setting, asked.setting))
     layout = Layout.of(extra)
     shape = layout.share(model_shape(config))
-    num_new = new_tokens or DEFAULTS[kind]["new_tokens"]
-    bounds = Bounds(
-        memory_bytes=int(memory_gib * GIB) if memory_gib else _memory_bytes(kind, config, layout.num_ranks),
-        context_length=config.max_position_embeddings,
-        tokens_per_step=tokens_per_step or DEFAULTS[kind]["tokens_per_step"],
-        num_new=num_new,
-        num_answer=answer_tokens,
-        num_replicas=layout.num_replicas,
-    )
-    named = points or default_points["unread" if model.endswith(UNREAD) else kind]
-    starts, skipped = plan_starts(
-        rows, {row.name: resolve_spec(row.cache, shape) for row in rows}, parse_points(named), bounds
-    )
-    about = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "model": _model_line(model),
-        "machine": environment() | {name: found for name in BESIDE if (found := _version(name))},
-        "kernel": platform.release(),
-        "points": named,
-        "repeats": f"{repeats}, each of new prompts" + (", each on a fresh service" if fresh else ""),
-        "memory of every cache, GiB": f"{bounds.memory_bytes / GIB:.2f}",
-        "tokens timed of each sequence": num_new,
-        "tokens a step": bounds.tokens_per_step,
-        **({"settings": extra} if extra else {}),
-    }
+    bounds = _bounds(asked, kind, config, layout)
+    rows = tuple(parse_policies(asked.policies))
+    specs = {row.name: resolve_spec(row.cache, shape) for row in rows}
+    points = asked.points or default_points[kind if asked.reads_prompts else "unread"]
+    starts, skipped = plan_starts(rows, specs, parse_points(points), bounds)
     return Wanted(
+        asked=asked,
         model=settings,
         settings=extra,
         vocab_size=config.vocab_size,
         rows=rows,
         starts=tuple(starts),
         skipped=tuple(skipped),
-        systems=_systems(systems),
+        systems=_systems(asked.systems),
         bounds=bounds,
-        repeats=repeats,
-        fresh=fresh,
-        offered=offered,
-        point_timeout_s=point_timeout_s,
-        limit_s=limit_s,
-        about=about,
+        about=_about(asked, points, bounds, extra),
         layout=layout,
     )
+
+
+def _bounds(asked: Asked, kind: str, config: Any, layout: Layout) -> Bounds:
+    memory_gib = asked.memory_gib
+    return Bounds(
+        memory_bytes=int(memory_gib * GIB) if memory_gib else _memory_bytes(kind, config, layout.num_ranks),
+        context_length=config.max_position_embeddings,
+        tokens_per_step=asked.tokens_per_step or DEFAULTS[kind]["tokens_per_step"],
+        num_new=asked.new_tokens or DEFAULTS[kind]["new_tokens"],
+        num_answer=asked.answer_tokens,
+        num_replicas=layout.num_replicas,
+    )
+
+
+def _about(asked: Asked, points: str, bounds: Bounds, settings: Mapping[str, str]) -> dict[str, Any]:
+    """What the report says above its tables."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": _model_line(asked.model),
+        "machine": environment() | {name: found for name in BESIDE if (found := _version(name))},
+        "kernel": platform.release(),
+        "points": points,
+        "repeats": f"{asked.repeats}, each of new prompts" + (", each on a fresh service" if asked.fresh else ""),
+        "memory of every cache, GiB": f"{bounds.memory_bytes / GIB:.2f}",
+        "tokens timed of each sequence": bounds.num_new,
+        "tokens a step": bounds.tokens_per_step,
+        **({"settings": settings} if settings else {}),
+    }
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -42,7 +42,7 @@ async def measure_online(
         except (PointFailed, OSError) as error:
             keep(task, repeat, str(error))
         else:
-            keep(task, repeat, figures_of(seen, has_first_token=wanted.reads_prompts))
+            keep(task, repeat, figures_of(seen, has_first_token=wanted.asked.reads_prompts))
 
 
 async def _replicas_there(service: LocalService, wanted: int) -> int:
@@ -74,7 +74,7 @@ async def _measure(
 ) -> Seen:
     where = (service.target, service.metrics_url)
     if isinstance(task.point, Offered):
-        workload = steady_load(task.point.requests_per_s, *wanted.offered, repeat, wanted.point_timeout_s)
+        workload = steady_load(task.point.requests_per_s, *wanted.asked.offered, repeat, wanted.asked.point_timeout_s)
         return await offer(*where, workload, tuple(range(wanted.vocab_size)))
     prompts = make_prompts(task, repeat)
-    return await decode(*where, prompts, task.num_answer, wanted.bounds.num_new, wanted.point_timeout_s)
+    return await decode(*where, prompts, task.num_answer, wanted.bounds.num_new, wanted.asked.point_timeout_s)

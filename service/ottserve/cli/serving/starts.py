@@ -52,8 +52,8 @@ def subject(wanted: Wanted, start: Start, task: Task) -> dict[str, Any]:
         "prompt": task.num_prompt,
         "answer": task.num_answer,
         "new": wanted.bounds.num_new,
-        "offered": wanted.offered if isinstance(task.point, Offered) else None,
-        "fresh": wanted.fresh,
+        "offered": wanted.asked.offered if isinstance(task.point, Offered) else None,
+        "fresh": wanted.asked.fresh,
         "versions": versions(),
         "machine": wanted.about["machine"]["machine"],
     }
