@@ -40,22 +40,9 @@ class ChunkStep:
     layout: PageLayout
     pages: Tensor
     slots: Slots
-    k: Tensor
-    v: Tensor
-    starts: Tensor
-    slot_ids: Tensor
-    lengths: Tensor
-    page_starts: Tensor
-    page_rows: Tensor
-    page_ids: Tensor
-    first_positions: Tensor
+    chunks: Chunks
     pool_sizes: Tensor
     how: tuple[object, ...]
-
-    @property
-    def chunks(self) -> Chunks:
-        """What fills which pages."""
-        return Chunks(**{field.name: getattr(self, field.name) for field in fields(Chunks)})
 
     def copy(self) -> ChunkStep:
         """With a cache of its own."""
@@ -70,20 +57,20 @@ class ChunkStep:
 
     def store_in_turn(self, write_tail: Callable[..., None], seal: Callable[..., None]) -> tuple[Tensor, Slots]:
         """Pages and slots when each chunk is written until its tail is full, sealed, and so on."""
-        step = self.copy()
-        for row, (start, end) in enumerate(pairwise(step.starts.tolist())):
+        step, chunks = self.copy(), self.chunks
+        for row, (start, end) in enumerate(pairwise(chunks.starts.tolist())):
             begin = start
-            first_page, last_page = step.page_starts[row : row + 2].tolist()
-            length, group = int(step.lengths[row]), step.layout.group
-            slot = step.slot_ids[row : row + 1]
+            first_page, last_page = chunks.page_starts[row : row + 2].tolist()
+            length, group = int(chunks.lengths[row]), step.layout.group
+            slot = chunks.slot_ids[row : row + 1]
             for page in [*range(first_page, last_page), None]:
-                full = length + end - begin if page is None else int(step.first_positions[page]) + group + WINDOW
+                full = length + end - begin if page is None else int(chunks.first_positions[page]) + group + WINDOW
                 positions = torch.arange(length, full, dtype=torch.int32, device=slot.device)
                 piece = slice(begin, begin + len(positions))
-                write_tail(step.slots, step.k[piece], step.v[piece], slot.expand(len(positions)).clone(), positions)
+                write_tail(step.slots, chunks.k[piece], chunks.v[piece], slot.expand(len(positions)).clone(), positions)
                 begin, length = piece.stop, full
                 if page is not None:
-                    each = (x[page : page + 1] for x in (step.page_ids, step.first_positions))
+                    each = (x[page : page + 1] for x in (chunks.page_ids, chunks.first_positions))
                     seal(step.pages, step.slots, step.layout, slot, *each, step.pool_sizes[row : row + 1], *step.how)
         return step.pages, step.slots
 
@@ -122,45 +109,39 @@ def make_chunks(
              for length, size in zip(lengths, sizes, strict=True)]  # fmt: skip
     for tokens in drawn:
         tokens[..., ::7] += 2
-    where = {"dtype": torch.int32, "device": device}
+
+    def chunks_of(pieces: list[Tensor], lengths: list[int], begin: list[int], pages: list[int], ids: Tensor) -> Chunks:
+        """Numbers of each sequence behind `lengths` tokens, which fill so many pages from one on."""
+        where = {"dtype": torch.int32, "device": device}
+        first = [group * (one + page) for one, number in zip(begin, pages, strict=True) for page in range(number)]
+        return Chunks(
+            *torch.cat(pieces).to(device).unbind(1),
+            starts=torch.tensor([0, *accumulate(map(len, pieces))], **where),
+            slot_ids=torch.arange(count, 0, -1, **where),
+            lengths=torch.tensor(lengths, **where),
+            page_starts=torch.tensor([0, *accumulate(pages)], **where),
+            page_rows=torch.tensor([row for row, number in enumerate(pages) for _ in range(number)], **where),
+            page_ids=ids.to(device),
+            first_positions=torch.tensor(first, **where),
+        )
+
+    before = [tokens[:length] for tokens, length in zip(drawn, lengths, strict=True)]
+    after = [tokens[length:].to(dtype or layout.exact_dtype) for tokens, length in zip(drawn, lengths, strict=True)]
+    nothing = [0] * count
     step = ChunkStep(
         layout=layout,
         pages=torch.full((sum(old) + sum(new) + 2, HEADS, layout.words), POISON_WORD, dtype=torch.int16).to(device),
         slots=make_slots(count + 2, HEADS, group + WINDOW, places, layout.head_size, layout.exact_dtype, device),
-        k=torch.cat([tokens[:length, 0] for tokens, length in zip(drawn, lengths, strict=True)]).to(device),
-        v=torch.cat([tokens[:length, 1] for tokens, length in zip(drawn, lengths, strict=True)]).to(device),
-        starts=torch.tensor([0, *accumulate(lengths)], **where),
-        slot_ids=torch.arange(count, 0, -1, **where),
-        lengths=torch.zeros(count, **where),
-        page_starts=torch.tensor([0, *accumulate(old)], **where),
-        page_rows=torch.tensor([row for row, pages in enumerate(old) for _ in range(pages)], **where),
-        page_ids=ids[0].to(device),
-        first_positions=torch.tensor([group * page for pages in old for page in range(pages)], **where),
-        pool_sizes=torch.tensor([pool if row % 3 < 2 else 0 for row in range(count)], **where),
+        chunks=chunks_of(before, nothing, nothing, old, ids[0]),
+        pool_sizes=torch.tensor([pool if row % 3 < 2 else 0 for row in range(count)], dtype=torch.int32, device=device),
         how=(keep, fit_rounds, unbiased, frequencies_of(layout, device)),
     )
     pages, slots = step.store_in_turn(write_reference.write_tail, seal_reference.seal)
     ring = torch.arange(group + WINDOW, device=device)
-    for slot, length, sealed in zip(step.slot_ids.tolist(), lengths, old, strict=True):
+    for slot, length, sealed in zip(step.chunks.slot_ids.tolist(), lengths, old, strict=True):
         dead = ((ring - sealed * group) % (group + WINDOW)) >= length - sealed * group
         slots.tail_k[slot, :, dead], slots.tail_v[slot, :, dead] = torch.nan, torch.nan
-    kv = torch.cat([tokens[length:] for tokens, length in zip(drawn, lengths, strict=True)])
-    k, v = kv.to(device=device, dtype=dtype or layout.exact_dtype).unbind(1)
-    return replace(
-        step,
-        pages=pages,
-        slots=slots,
-        k=k,
-        v=v,
-        starts=torch.tensor([0, *accumulate(sizes)], **where),
-        lengths=torch.tensor(lengths, **where),
-        page_starts=torch.tensor([0, *accumulate(new)], **where),
-        page_rows=torch.tensor([row for row, pages in enumerate(new) for _ in range(pages)], **where),
-        page_ids=ids[1].to(device),
-        first_positions=torch.tensor(
-            [group * (first + page) for first, pages in zip(old, new, strict=True) for page in range(pages)], **where
-        ),
-    )
+    return replace(step, pages=pages, slots=slots, chunks=chunks_of(after, lengths, old, new, ids[1]))
 
 
 OUTLIERS = ("outlier_k", "outlier_v", "outlier_score", "outlier_position", "outlier_count", "frozen")
@@ -187,7 +168,7 @@ def assert_as_the_reference(step: ChunkStep, seal_chunks: Callable[..., None], t
         got, want = getattr(slots, name), getattr(expected_slots, name)
         torch.testing.assert_close(got, want, rtol=1e-5, atol=0, equal_nan=True)
     assert torch.equal(layout.mask_words(pages), layout.mask_words(expected))
-    sealed = step.page_ids.long()
+    sealed = step.chunks.page_ids.long()
     for dequantize in (dequantize_keys, dequantize_values):
         assert relative_error(dequantize(pages[sealed], layout), dequantize(expected[sealed], layout)) < tolerance
     others = torch.ones(len(pages), dtype=torch.bool, device=pages.device).index_fill(0, sealed, False)

@@ -61,26 +61,26 @@ def test_heads_freeze_in_the_midst_of_a_chunk() -> None:
 
 def test_a_chunk_in_fp32_is_narrowed_as_tails_are() -> None:
     step = make_chunks(PageLayout(G, 16, 16, 4), pool=0, dtype=torch.float32)
-    step.k[3, 0, 2] = 1e6
+    step.chunks.k[3, 0, 2] = 1e6
     assert_same_as_in_turn(step)
     pages, _ = step.seal_at_once(on_cpu)
-    assert pages[step.page_ids[0], 0, 3 * 16 + 2].view(torch.float16) == 65504
+    assert pages[step.chunks.page_ids[0], 0, 3 * 16 + 2].view(torch.float16) == 65504
 
 
 def test_each_chunk_alone_is_as_with_the_others() -> None:
     layout = PageLayout(G, 16, 2, 2)
     together = make_chunks(layout)
     pages, _ = together.seal_at_once(on_cpu)
-    order = [5, 0]
-    some = torch.isin(together.page_rows, torch.tensor(order))
+    order, ids = [5, 0], together.chunks.page_ids
+    some = torch.isin(together.chunks.page_rows, torch.tensor(order))
     assert some.sum() == 5
-    pick = together.page_rows[some]
+    pick = together.chunks.page_rows[some]
     # The same rows and their chunks, with the others' pages left out of the step.
     counts = torch.tensor([int((pick == row).sum()) for row in range(len(CASES))])
     starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
+    filled = {"page_ids": ids[some], "first_positions": together.chunks.first_positions[some]}
+    chunks = replace(together.chunks, page_starts=starts, page_rows=pick, **filled)
     alone = together.copy()
-    filled = {"page_ids": alone.page_ids[some], "first_positions": alone.first_positions[some]}
-    chunks = replace(alone.chunks, page_starts=starts, page_rows=pick, **filled)
     seal_chunks(alone.pages, alone.slots, layout, chunks, alone.pool_sizes)
-    assert torch.equal(alone.pages[alone.page_ids[some]], pages[alone.page_ids[some]])
-    assert torch.equal(alone.pages[alone.page_ids[~some]], together.pages[alone.page_ids[~some]])
+    assert torch.equal(alone.pages[ids[some]], pages[ids[some]])
+    assert torch.equal(alone.pages[ids[~some]], together.pages[ids[~some]])
