@@ -14,6 +14,7 @@ from ottserve.cli.model import Device, Dtype, Model, load
 from ottserve.cli.tables import print_table
 
 if TYPE_CHECKING:
+    from ottserve.evaluation.step_load import StepLoad
     from ottserve.workers.models.loading import LoadedModel
 
 Out = Annotated[Path, typer.Option(help="JSON file of the figures.", dir_okay=False)]
@@ -83,6 +84,9 @@ def bench_host(
     policy: Annotated[str, typer.Option(help="A row, as of `ottserve bench`.")] = "ott",
     rows: Annotated[list[int] | None, typer.Option(help="Sequences of a step; default 1 64.", min=1)] = None,
     context: Annotated[int, typer.Option(help="Prompt tokens of each, at least.", min=1)] = 256,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Time steps as well in which a newcomer's prompt of so many tokens is computed.", min=0)
+    ] = 0,
     steps: Annotated[int, typer.Option(help="Steps that are timed.", min=1)] = 40,
     temperature: Annotated[float, typer.Option(help="As a request asks for it.", min=0)] = 0.0,
     top_p: Annotated[float, typer.Option(help="As a request asks for it.", min=0.001, max=1)] = 1.0,
@@ -93,12 +97,11 @@ def bench_host(
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
-    """Time what a decode step costs the host, by file, and how much of it a device would wait for, without overlap and
-    with it: an engine whose forward pass computes nothing. Then how long this device waits, whose model computes."""
-    from ottserve.evaluation import host_exposed
-    from ottserve.evaluation.device_idle import time_idle
-    from ottserve.evaluation.host_time import COLUMNS, time_host
+    """Time what a step costs the host, by file, and how much of it a device would wait for, without overlap and with
+    it: an engine whose forward pass computes nothing. Then how long this device waits, whose model computes. Steps
+    decode; with --prompt-tokens also some that hold a prompt, and what the ops of the cache then cost the host."""
     from ottserve.evaluation.policies import parse_policy
+    from ottserve.evaluation.step_load import StepLoad
     from ottserve.workers.api import OttserveError, SamplingParams
 
     found: list[dict[str, Any]] = []
@@ -106,21 +109,30 @@ def bench_host(
         row, sampling = parse_policy(policy), SamplingParams(temperature, top_p=top_p)
         loaded = load(model, dtype, device)
         for num_rows in rows or [1, 64]:
-            timed = loaded, row, num_rows, context, steps, sampling
-            told: dict[str, Any] = {"num_rows": num_rows}
-            if simulated:
-                time, exposed = time_host(*timed), host_exposed.time_exposed(*timed, device_ms)
-                print_table(f"host, {num_rows} rows at {time.context:,}", COLUMNS, time.rows)
-                print_table("idle, simulated device", host_exposed.COLUMNS, [each.cells for each in exposed])
-                told |= asdict(time) | {"exposed": list(map(asdict, exposed))}
-            idle = time_idle(*timed)
-            print_table(
-                f"idle, {loaded.device.type}, {num_rows} rows", host_exposed.COLUMNS, [one.cells for one in idle]
-            )
-            found.append(told | {"idle": list(map(asdict, idle))})
+            for tokens in sorted({0, prompt_tokens}):
+                timed = StepLoad(row, num_rows, context, steps, sampling, tokens).sealed(loaded)
+                found.append(time_load(loaded, timed, device_ms if simulated else None))
     except (ValueError, OttserveError) as error:
         fail(str(error))
     finish("ottserve bench-host", loaded, found, out)
+
+
+def time_load(model: LoadedModel, timed: StepLoad, device_ms: float | None) -> dict[str, Any]:
+    """Print what steps of one load cost the host; gives it for the file. Without `device_ms` no device is simulated."""
+    from ottserve.evaluation import device_idle, host_exposed, host_ops, host_time
+
+    told: dict[str, Any] = {"num_rows": timed.num_rows, "prompt_tokens": timed.prompt_tokens}
+    if device_ms is not None:
+        time, exposed = host_time.time_host(model, timed), host_exposed.time_exposed(model, timed, device_ms)
+        print_table(f"host, {timed.title}", host_time.COLUMNS, time.rows)
+        print_table("idle, simulated device", host_exposed.COLUMNS, [each.cells for each in exposed])
+        told |= asdict(time) | {"exposed": list(map(asdict, exposed))}
+    if timed.prompt_tokens and (ops := host_ops.time_ops(model, timed)):
+        print_table(f"ops, {timed.title}", host_ops.COLUMNS, host_ops.rows_of(ops))
+        told["ops"] = list(map(asdict, ops))
+    idle = device_idle.time_idle(model, timed)
+    print_table(f"idle, {model.device.type}, {timed.title}", device_idle.COLUMNS, idle.rows)
+    return told | {"idle": list(map(asdict, idle.exposed)), "alone_ms": idle.alone_ms}
 
 
 def finish(command: str, model: LoadedModel, rows: list[dict[str, Any]], out: Path) -> None:

@@ -6,25 +6,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Protocol, Self, cast
-from unittest.mock import patch
 
 import torch
-from torch import Tensor
 
+from ottserve.evaluation.host_exposed import COLUMNS as EXPOSED_COLUMNS
 from ottserve.evaluation.host_exposed import Exposed
-from ottserve.evaluation.host_time import WARM_UP_STEPS, decoding_engine, starting_context
-from ottserve.evaluation.policies import PolicyRow
-from ottserve.evaluation.speed import step
-from ottserve.workers.api import SamplingParams
-from ottserve.workers.engine.readout import OnTheWay, Readout
-from ottserve.workers.engine.runner import Runner
-from ottserve.workers.kv.step import StepTensors
+from ottserve.evaluation.host_time import WARM_UP_STEPS
+from ottserve.evaluation.step_load import SteadyEngine, StepLoad
+from ottserve.workers.engine.watcher import Watcher
 from ottserve.workers.models.loading import LoadedModel
+
+COLUMNS = (*EXPOSED_COLUMNS, "waits in all")
+HELD_STEPS = 6
+"""Steps that wait on the device until all of them is there; the first is not counted."""
 
 
 class Moment(Protocol):
@@ -54,29 +52,68 @@ class HostMoment:
         return (later._at - self._at) * 1e3
 
 
-def time_idle(
-    model: LoadedModel, row: PolicyRow, num_rows: int, context: int, num_steps: int, sampling: SamplingParams
-) -> list[Exposed]:
-    """Without overlap, and with it. Arguments and errors as of `host_time.time_host`.
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """How long a device computes, and how long it waits.
+
+    Attributes:
+        exposed: without overlap, and with it. Where a step is given to the device piece by piece, the time in which it
+            waits for the next piece counts as time of the step.
+        alone_ms: time of a step that was there as a whole before the device began with it, and waits for nothing. None
+            on a CPU, which computes in the call.
+    """
+
+    exposed: tuple[Exposed, ...]
+    alone_ms: float | None
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells of `COLUMNS`; the last of them is unknown on a CPU."""
+        waits = [self.waiting(each) for each in self.exposed]
+        return [
+            (*each.cells, "" if share is None else f"{share:.1%}")
+            for each, share in zip(self.exposed, waits, strict=True)
+        ]
+
+    def waiting(self, exposed: Exposed) -> float | None:
+        """Share of the time from step to step in which the device has nothing to do, before or within a step."""
+        if self.alone_ms is None:
+            return None
+        return max(0.0, 1 - self.alone_ms / (exposed.device_ms + exposed.idle_us / 1e3))
+
+
+def time_idle(model: LoadedModel, load: StepLoad) -> Idle:
+    """Time the steps of a load over the model. Errors as of `host_time.time_host`.
 
     A device counts as idle from when it has gathered what one step found until it begins with the model of the next. In
     between it copies a few numbers and looks up pages, so this is what the host costs it, from above.
     """
-    context, num_timed = starting_context(model, row, context), WARM_UP_STEPS + num_steps
-    engine = decoding_engine(model, row, num_rows, context, 2 * num_timed, sampling)
+    load, num_timed = load.sealed(model), WARM_UP_STEPS + load.num_steps
+    on_gpu = model.device.type == "cuda"
+    engine = SteadyEngine(model, load, 2 * num_timed + (HELD_STEPS if on_gpu else 0))
     found = []
     for overlap in (False, True):
-        engine._pipeline.overlaps = overlap  # another engine would have its graphs captured anew
-        watch = StepWatch(model.device)
-        with watch.watching():
-            for _ in range(num_timed):
-                step(engine)
-        idle_ms, busy_ms = watch.read()
-        found.append(Exposed(num_rows, overlap, median(busy_ms[-num_steps:]), median(idle_ms[-num_steps:]) * 1e3))
-    return found
+        idle_ms, busy_ms = _watched(engine, StepWatch(model.device), num_timed, overlap=overlap)
+        idle_us = median(idle_ms[-load.num_steps :]) * 1e3
+        found.append(Exposed(load.num_rows, overlap, median(busy_ms[-load.num_steps :]), idle_us))
+    if not on_gpu:
+        return Idle(tuple(found), None)
+    _, alone_ms = _watched(engine, HeldWatch(model.device), HELD_STEPS, overlap=False)
+    return Idle(tuple(found), median(alone_ms[1:]))
 
 
-class StepWatch:
+def _watched(
+    engine: SteadyEngine, watch: StepWatch, num_steps: int, *, overlap: bool
+) -> tuple[list[float], list[float]]:
+    """Milliseconds as of `StepWatch.read`, of so many steps."""
+    engine.overlap(on=overlap)
+    engine.watch(watch)
+    for _ in range(num_steps):
+        engine.step()
+    return watch.read()
+
+
+class StepWatch(Watcher):
     """Notes when a device begins with the model of each step and when it is done with all of it."""
 
     def __init__(self, device: torch.device) -> None:
@@ -84,22 +121,13 @@ class StepWatch:
         self._begins: list[Moment] = []
         self._ends: list[Moment] = []
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Until this is left."""
-        run, send = Runner.run, Readout.send
+    def begins(self) -> None:
+        """See `Watcher`."""
+        self._note(self._begins)
 
-        def run_watched(runner: Runner, tensors: StepTensors) -> Tensor:
-            self._note(self._begins)
-            return run(runner, tensors)
-
-        def send_watched(readout: Readout) -> OnTheWay:
-            on_the_way = send(readout)
-            self._note(self._ends)
-            return on_the_way
-
-        with patch.object(Runner, "run", run_watched), patch.object(Readout, "send", send_watched):
-            yield
+    def given(self) -> None:
+        """See `Watcher`."""
+        self._note(self._ends)
 
     def read(self) -> tuple[list[float], list[float]]:
         """Milliseconds idle before each step but the first, and from the beginning to the end of each."""
@@ -114,3 +142,21 @@ class StepWatch:
         moment = cast(Moment, torch.cuda.Event(enable_timing=True) if on_gpu else HostMoment())
         moment.record()
         moments.append(moment)
+
+
+class HeldWatch(StepWatch):
+    """Keeps a GPU busy before each step, for longer than the host takes to give it the step."""
+
+    NUM_PRODUCTS, SIDE = 40, 8192
+    """Matrix products of 2 · SIDE³ operations each: 44 ms in all at the 10¹⁵ a second that an H200 may reach."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._matrix = torch.zeros(self.SIDE, self.SIDE, dtype=torch.bfloat16, device=device)
+        self._product = torch.empty_like(self._matrix)
+
+    def begins(self) -> None:
+        """See `Watcher`: what comes before counts for nothing."""
+        for _ in range(self.NUM_PRODUCTS):
+            torch.mm(self._matrix, self._matrix, out=self._product)
+        super().begins()

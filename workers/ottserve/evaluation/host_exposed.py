@@ -10,21 +10,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from unittest.mock import patch
 
-from torch import Tensor
-
-from ottserve.evaluation.host_time import WARM_UP_STEPS, decoding_engine, silent, starting_context
-from ottserve.evaluation.policies import PolicyRow
-from ottserve.evaluation.speed import step
-from ottserve.workers.api import SamplingParams
-from ottserve.workers.engine.readout import Fetched, OnTheWay
-from ottserve.workers.engine.runner import Runner
-from ottserve.workers.kv.step import StepTensors
+from ottserve.evaluation.host_time import WARM_UP_STEPS
+from ottserve.evaluation.silent import SilentRunner
+from ottserve.evaluation.step_load import SteadyEngine, StepLoad
+from ottserve.workers.engine.watcher import Watcher
 from ottserve.workers.models.loading import LoadedModel
 
 COLUMNS = ("overlap", "device ms a step", "idle µs before a step", "share")
@@ -59,31 +51,22 @@ class Exposed:
         return "on" if self.overlap else "off", f"{self.device_ms:.3g}", f"{self.idle_us:,.0f}", f"{self.share:.1%}"
 
 
-def time_exposed(
-    model: LoadedModel,
-    row: PolicyRow,
-    num_rows: int,
-    context: int,
-    num_steps: int,
-    sampling: SamplingParams,
-    device_ms: float,
-) -> list[Exposed]:
-    """Without overlap, and with it. Arguments and errors as of `host_time.time_host`, `device_ms` as of `Exposed`."""
-    context = starting_context(model, row, context)
-    num_timed = WARM_UP_STEPS + num_steps
+def time_exposed(model: LoadedModel, load: StepLoad, device_ms: float) -> list[Exposed]:
+    """Without overlap, and with it. Errors as of `host_time.time_host`, `device_ms` as of `Exposed`."""
+    load = load.sealed(model)
+    num_timed = WARM_UP_STEPS + load.num_steps
     found = []
     for overlap in (False, True):
         device = SimulatedDevice(device_ms / 1e3)
-        with device.computing(silent(model)):
-            engine = decoding_engine(model, row, num_rows, context, num_timed, sampling, overlap=overlap)
-            for _ in range(num_timed):
-                step(engine)
-        found.append(Exposed(num_rows, overlap, device_ms, median(device.idle_s[-num_steps:]) * 1e6))
+        engine = SteadyEngine(model, load, num_timed, make_runner=SilentRunner, watcher=device, overlap=overlap)
+        for _ in range(num_timed):
+            engine.step()
+        found.append(Exposed(load.num_rows, overlap, device_ms, median(device.idle_s[-load.num_steps :]) * 1e6))
     return found
 
 
-class SimulatedDevice:
-    """Computes steps in the order in which they are launched.
+class SimulatedDevice(Watcher):
+    """Computes steps in the order in which they are launched, and has the host wait until each is done.
 
     Attributes:
         idle_s: before each step, how long there was nothing to compute.
@@ -96,27 +79,16 @@ class SimulatedDevice:
         self._ends: deque[float] = deque()
         self._free_at = time.perf_counter()
 
-    @contextmanager
-    def computing(self, forward: Callable[[Runner, StepTensors], Tensor]) -> Iterator[None]:
-        """Until this is left, forward passes are `forward`'s, and take the device's time until results are there."""
-        fetch = OnTheWay.fetch
-
-        def run(runner: Runner, tensors: StepTensors) -> Tensor:
-            self._launch()
-            return forward(runner, tensors)
-
-        def fetch_in_time(on_the_way: OnTheWay) -> Fetched:
-            _wait_until(self._ends.popleft())
-            return fetch(on_the_way)
-
-        with patch.object(Runner, "run", run), patch.object(OnTheWay, "fetch", fetch_in_time):
-            yield
-
-    def _launch(self) -> None:
+    def begins(self) -> None:
+        """See `Watcher`: the device begins when it has done the step before."""
         now = time.perf_counter()
         self.idle_s.append(max(0.0, now - self._free_at))
         self._free_at = max(now, self._free_at) + self._step_s
         self._ends.append(self._free_at)
+
+    def awaited(self) -> None:
+        """See `Watcher`."""
+        _wait_until(self._ends.popleft())
 
 
 def _wait_until(moment: float) -> None:

@@ -20,6 +20,7 @@ from ottserve.workers.engine.prompts import Piece, read_prompts
 from ottserve.workers.engine.readout import Fetched, OnTheWay, Readout
 from ottserve.workers.engine.runner import Runner
 from ottserve.workers.engine.sampler import Sampled, SampledRow, SampledToken, Sampler
+from ottserve.workers.engine.watcher import Watcher
 from ottserve.workers.kv.store import KVStore
 
 FAULT = "the step that computed this request failed"
@@ -79,6 +80,7 @@ class Computer:
 
     Attributes:
         needs_tokens: whether the tokens of a step have to be known before the next one is launched.
+        watcher: told of each step; may be set between steps.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Computer:
     ) -> None:
         """`max_pages`: of one sequence."""
         self.needs_tokens = correction is not None
+        self.watcher = Watcher()
         self._store = store
         self._runner = runner
         self._sampler = sampler
@@ -122,6 +125,8 @@ class Computer:
         if choice.needs_logits:
             logits = logits.clone()  # a next step may have overwritten them when the tokens of this one are read
         sampled = self._sampler.sample(logits, choice, sent, readout)
+        on_the_way = readout.send()
+        self.watcher.given()
         return Flight(
             sampled.token_ids,
             self._runner.replayed,
@@ -130,8 +135,13 @@ class Computer:
             is_finite,
             count_corrected,
             read_pieces,
-            readout.send(),
+            on_the_way,
         )
+
+    def land(self, flight: Flight) -> Computed:
+        """Wait for a step, and read what it found; steps land in the order in which they were launched."""
+        self.watcher.awaited()
+        return flight.land()
 
     def _correct(
         self, plan: StepPlan, logits: Tensor, rows: Sequence[SampledRow], readout: Readout
@@ -158,6 +168,7 @@ class Computer:
             if news is not None:
                 table.update(news, sent)
             step = inputs.tensors(sent, table, chosen)
+            self.watcher.begins()
             if not asked:
                 return runner.run(step), _no_pieces
             logits, hidden = runner.run_keeping_hidden(step)

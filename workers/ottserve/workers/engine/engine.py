@@ -27,6 +27,7 @@ from ottserve.workers.engine.requests import Event, Requests
 from ottserve.workers.engine.runner import Runner
 from ottserve.workers.engine.sampler import Sampler
 from ottserve.workers.engine.structured import FormCompiler
+from ottserve.workers.engine.watcher import Watcher
 from ottserve.workers.kv.store import KVStore, PoolState
 from ottserve.workers.text.detokenizer import Vocabulary
 
@@ -104,6 +105,10 @@ class Engine:
     def flush_cache(self) -> int:
         """Drop the cached pages that no live request uses; how many there were."""
         return self._scheduler.flush_cache()
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell a watcher of steps from now on, and no longer the one before."""
+        self._computer.watcher = watcher
 
     def step(self) -> list[Event]:
         """Advance every sequence that runs by what one forward pass computes; with overlap, by the one before.

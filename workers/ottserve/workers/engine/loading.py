@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 import structlog
 import torch
 from tokenizers import Tokenizer
+from transformers import PreTrainedModel
 
 from ottserve.workers.api import ServerInfo
 from ottserve.workers.core.ledger import Ledger
@@ -65,6 +66,7 @@ def make_engine(
     *,
     keep_model: bool = True,
     crew: Crew | None = None,
+    make_runner: Callable[[PreTrainedModel, KVStore], Runner] | None = None,
 ) -> Engine:
     """Allocate the cache over a loaded model and put an engine on top; `settings.model` is not read.
 
@@ -73,6 +75,7 @@ def make_engine(
         model: what is loaded.
         keep_model: leave it as it is, for others to use, at the price of merged weights being there twice.
         crew: the other ranks, where the model is a share.
+        make_runner: what runs the model over the cache, where it is another than the usual one.
 
     Raises:
         ValueError: as `load_engine`, but for the model.
@@ -86,7 +89,7 @@ def make_engine(
         f"the cache holds {(store.num_pages - 1) * spec.group:,} tokens at {spec.bits_per_element:.2f} bits an element "
         f"(policy {spec.policy}, {store.num_pages * store.page_bytes / 2**20:,.0f} MiB of pages)"
     )
-    runner = _runner(settings, model, store, crew)
+    runner = _runner(settings, model, store, crew) if make_runner is None else make_runner(model.module, store)
     graphs = _wants_graphs(settings, model)
     if graphs:
         progress("compiling layers and capturing decode steps as CUDA graphs")

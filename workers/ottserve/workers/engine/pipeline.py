@@ -118,7 +118,7 @@ class Pipeline:
     def _land(self, step: _Step) -> list[Event]:
         """Wait for a step, and put plan and tokens together."""
         try:
-            computed = step.flight.land()
+            computed = self._computer.land(step.flight)
         except Exception as error:
             log.exception("step_failed", num_sequences=len(step.plan.parts), num_tokens=step.plan.num_tokens)
             return self._fail(step.requests, error)
