@@ -81,7 +81,7 @@ class PrefillConfig:
 
 
 def next_power_of_2(number: int) -> int:
-    """The least that is not below a number of one or more. Triton's own is wrapped for kernels, and slow on the host."""
+    """The least that is not below a number of one or more. Triton's own is made for kernels, and slow on the host."""
     return 1 << (number - 1).bit_length()
 
 
