@@ -7,14 +7,16 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from ottserve.cli.main import app
-from ottserve.evaluation.device_idle import Idle, time_idle
+from ottserve.evaluation.device_idle import HeldWatch, Idle, time_idle
 from ottserve.evaluation.host_exposed import Exposed, time_exposed
 from ottserve.evaluation.host_time import time_host
 from ottserve.evaluation.policies import parse_policy
@@ -122,3 +124,18 @@ def test_waiting_within_a_step_counts_as_well() -> None:
     """A step of 20 ms and 5 ms before it; given as a whole, it takes the device 10."""
     exposed = Exposed(4, overlap=False, device_ms=20.0, idle_us=5_000)
     assert Idle((exposed,), alone_ms=10.0).rows == [("off", "20", "5,000", "20.0%", "60.0%")]
+
+
+def test_what_holds_a_device_back_is_no_part_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeldWatch, "SIDE", 128)
+    watch, began = HeldWatch(torch.device("cpu")), time.perf_counter()
+    watch.begins()
+    watch.given()
+    took_ms, (_, (step_ms,)) = (time.perf_counter() - began) * 1e3, watch.read()
+    assert 0 < step_ms < took_ms / 3
+
+
+def test_prompts_of_a_model_that_leaves_them_unread_are_not_timed(tiny_model: LoadedModel) -> None:
+    unread = replace(tiny_model, reads_prompts=False)
+    with pytest.raises(ValueError, match=r"^prompt_tokens: 40, tiny leaves prompts unread"):
+        time_idle(unread, load_of(2, 2, prompt_tokens=40))

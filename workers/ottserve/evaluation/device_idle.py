@@ -83,11 +83,16 @@ class Idle:
 
 
 def time_idle(model: LoadedModel, load: StepLoad) -> Idle:
-    """Time the steps of a load over the model. Errors as of `host_time.time_host`.
+    """Time the steps of a load over the model.
 
     A device counts as idle from when it has gathered what one step found until it begins with the model of the next. In
     between it copies a few numbers and looks up pages, so this is what the host costs it, from above.
+
+    Raises:
+        ValueError: as `host_time.time_host`, or prompts are to be timed of a model that leaves them unread.
     """
+    if load.prompt_tokens and not model.reads_prompts:
+        raise ValueError(f"prompt_tokens: {load.prompt_tokens}, {model.info.name} leaves prompts unread")
     load, num_timed = load.sealed(model), WARM_UP_STEPS + load.num_steps
     on_gpu = model.device.type == "cuda"
     engine = SteadyEngine(model, load, 2 * num_timed + (HELD_STEPS if on_gpu else 0))
