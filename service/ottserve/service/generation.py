@@ -7,21 +7,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 
 import structlog
 
 from ottserve.service import validate
-from ottserve.service.admission import Admission
+from ottserve.service.admission import Admission, Permit
 from ottserve.service.callers import ANYONE, Caller
+from ottserve.service.departures import Departures
 from ottserve.service.metrics import GatewayMetrics
 from ottserve.service.readiness import Readiness
+from ottserve.service.replicas import Replicas
 from ottserve.service.router import Router
 from ottserve.service.settings import GatewaySettings
 from ottserve.service.turns import Turns
 from ottserve.v1 import generation_pb2 as pb
-from ottserve.workers.api import GenerationTask, TextChunk
+from ottserve.workers.api import (
+    Finish,
+    FinishReason,
+    GenerationTask,
+    TextChunk,
+    Timings,
+    Unavailable,
+    Usage,
+    sample_seed,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +54,7 @@ class Generations:
         self._admission = admission
         self._metrics = metrics
         self._turns = turns
+        self._departures = Departures()
         self._now = now
 
     async def chunks(
@@ -71,11 +83,62 @@ class Generations:
             task = replace(task, num_streams=self._turns.num_taken + 1)
             if self._settings.log_prompts:
                 log.info("prompt", request_id=task.request_id, prompt=_prompt(request))
-            chunks = self._metrics.measured(Router(served.replicas).stream(task), arrival.received_at)
-            async with self._turns.turn(caller.name, permit.num_tokens, task.priority), aclosing(chunks):
+            answer = self._answer(task, Router(served.replicas).stream(task), caller, permit)
+            async with aclosing(self._metrics.measured(answer, arrival.received_at)) as chunks:
                 async for chunk in chunks:
-                    permit.count(chunk)
                     yield chunk
+
+    async def abort(self, request_id: str, replicas: Replicas) -> bool:
+        """End a live request with finish reason ABORTED, be it at one of these replicas or still on its way to one.
+
+        False if none is live here under this id. Raises Unavailable if no replica answers, and it is not on its way.
+        """
+        is_under_way = self._departures.is_under_way(request_id)
+        try:
+            found = (await replicas.abort(request_id)).found
+        except Unavailable:
+            if self._departures.abort(request_id):
+                return True
+            raise
+        if found or self._departures.abort(request_id):
+            return True
+        return is_under_way and (await replicas.abort(request_id)).found  # one may have taken it up meanwhile
+
+    async def _answer(
+        self, task: GenerationTask, chunks: AsyncGenerator[TextChunk, None], caller: Caller, permit: Permit
+    ) -> AsyncGenerator[TextChunk, None]:
+        """A task's chunks once it has had its turn, or its end where it was aborted before a replica spoke."""
+        async with AsyncExitStack() as held:
+            async with self._departures.departing(task.request_id) as departure:
+                await held.enter_async_context(self._turns.turn(caller.name, permit.num_tokens, task.priority))
+                await held.enter_async_context(aclosing(chunks))
+                first = await anext(chunks)
+            if departure.is_aborted:
+                for index in range(task.n):
+                    yield _aborted(task, index, self._now())
+                return
+            permit.count(first)
+            yield first
+            async for chunk in chunks:
+                permit.count(chunk)
+                yield chunk
+
+
+def _aborted(task: GenerationTask, index: int, now: float) -> TextChunk:
+    """The end of a sample that no replica has begun."""
+    return TextChunk(
+        task.request_id,
+        "",
+        (),
+        Finish(
+            FinishReason.ABORTED,
+            Usage(len(task.prompt_ids), 0, 0),
+            Timings(max(0.0, now - task.received_at), 0.0, 0.0, 0.0),
+            sample_seed(task.sampling.seed, index),
+            index=index,
+        ),
+        index,
+    )
 
 
 def _prompt(request: pb.GenerateRequest) -> object:

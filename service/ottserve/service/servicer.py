@@ -56,8 +56,8 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         return pb.DetokenizeResponse(text=await validate.detokenized(request, self._readiness.require(request.model)))
 
     async def Abort(self, request: pb.AbortRequest, context: object) -> pb.AbortResponse:
-        result = await self._replicas.abort(validate.aborted_id(request))
-        return pb.AbortResponse(request_id=result.request_id, found=result.found)
+        request_id = validate.aborted_id(request)
+        return pb.AbortResponse(request_id=request_id, found=await self._generations.abort(request_id, self._replicas))
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: object) -> pb.GetModelInfoResponse:
         served = self._readiness.known(request.model)

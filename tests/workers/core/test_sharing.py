@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ottserve.workers.api import FinishReason, GenerationTask, InvalidField
+from ottserve.workers.api import FinishReason, GenerationTask, InvalidField, sample_seed
 from ottserve.workers.core.ledger import Ledger
 from ottserve.workers.core.moves import (
     BeginFromSnapshot,
@@ -20,7 +20,6 @@ from ottserve.workers.core.moves import (
 from ottserve.workers.core.plan import SampleKey, StepPlan
 from ottserve.workers.core.queue import WaitReason
 from ottserve.workers.core.scheduler import Scheduler
-from ottserve.workers.core.sequence import sample_seed
 
 EOS, OTHER = 0, 7
 MakeTask = Callable[..., GenerationTask]

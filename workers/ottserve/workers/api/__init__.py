@@ -32,6 +32,7 @@ from ottserve.workers.api.task import (
     Regex,
     SamplingParams,
     StopParams,
+    sample_seed,
 )
 
 __all__ = [
@@ -67,4 +68,5 @@ __all__ = [
     "UnknownModel",
     "Usage",
     "invalid",
+    "sample_seed",
 ]

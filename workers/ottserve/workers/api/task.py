@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 
@@ -135,3 +136,11 @@ class GenerationTask:
     traceparent: str = ""
     replica_id: str = ""
     num_streams: int = 1
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of sample `index`: the request's own for the first, others spread over 64 bits by a hash."""
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from ottserve.workers.api import FinishReason, GenerationTask, OttserveError, Timings, Usage
+from ottserve.workers.api import FinishReason, GenerationTask, OttserveError, Timings, Usage, sample_seed
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.core.ledger import Lease
 from ottserve.workers.core.moves import SavedSequence
@@ -206,11 +205,3 @@ class Sequence:
             decode_s=max(0.0, end - first_token),
             first_token_s=0.0 if self.first_token_at is None else max(0.0, first_token - self.task.received_at),
         )
-
-
-def sample_seed(seed: int, index: int) -> int:
-    """The seed of sample `index`: the request's own for the first, others spread over 64 bits by a hash."""
-    if index == 0:
-        return seed
-    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
