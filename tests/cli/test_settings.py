@@ -69,8 +69,9 @@ def test_an_unknown_variable_is_an_error(variable: str, monkeypatch: pytest.Monk
 
 
 def test_the_clients_own_variables_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = read_settings(None, []).model_dump()
     monkeypatch.setenv("OTTSERVE_TARGET", "10.0.0.1:50051")
-    read_settings(None, [])
+    assert read_settings(None, []).model_dump() == expected
 
 
 @pytest.mark.parametrize("text", ["cache: [", "- cache", "- 1", "3", "cache:\n  polcy: ott\n", "cash: {}\n"])

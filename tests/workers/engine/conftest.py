@@ -20,6 +20,7 @@ from ottserve.workers.api import (
     SamplingParams,
     StopParams,
     TextChunk,
+    TokenLogprob,
 )
 from ottserve.workers.core.plan import StepPlan
 from ottserve.workers.engine.engine import Engine
@@ -145,6 +146,8 @@ class Answers:
     def __init__(self) -> None:
         self.text: dict[str, str] = {}
         self.token_ids: dict[str, tuple[int, ...]] = {}
+        self.logprobs: dict[str, tuple[TokenLogprob, ...]] = {}
+        self.prompt_logprobs: dict[str, tuple[TokenLogprob | None, ...]] = {}
         self.ends: dict[str, TextChunk | OttserveError] = {}
 
     def take(self, events: list[tuple[str, TextChunk | OttserveError]]) -> None:
@@ -157,6 +160,8 @@ class Answers:
                 continue
             self.text[request_id] = self.text.get(request_id, "") + event.text
             self.token_ids[request_id] = self.token_ids.get(request_id, ()) + event.token_ids
+            self.logprobs[request_id] = self.logprobs.get(request_id, ()) + event.logprobs
+            self.prompt_logprobs[request_id] = self.prompt_logprobs.get(request_id, ()) + event.prompt_logprobs
             if event.finish is not None:
                 self.ends[request_id] = event
 

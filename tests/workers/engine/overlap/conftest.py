@@ -22,6 +22,8 @@ def both(make_engine, run_to_end) -> Callable[..., tuple[Engine, Engine]]:
         for _ in range(2):  # the second time from what the first has left in the prefix cache
             without, with_overlap = (run_to_end(engine, *tasks) for engine in engines)
             assert told(with_overlap) == told(without)
+            assert with_overlap.logprobs == without.logprobs
+            assert with_overlap.prompt_logprobs == without.prompt_logprobs
         assert any(ahead)
         for engine in engines:
             engine._scheduler.check()
