@@ -10,7 +10,6 @@ from dataclasses import replace
 from ottserve.cli.outline import Outline, read_outline
 from ottserve.cli.settings import ServeSettings, SettingsError
 from ottserve.workers.engine.capacity import CPU_DEFAULT_BYTES, fill
-from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.kv.table import check_cache, resolve_spec
 from ottserve.workers.models.source import find_source
 from ottserve.workers.models.support import refuse_architecture
@@ -54,15 +53,10 @@ def _check_over(model: EngineSettings, outline: Outline) -> None:
     if shape.num_kv_heads % ranks:
         raise ValueError(f"model.tensor_parallel={ranks}: {shape.num_kv_heads} KV heads do not divide evenly")
     shape = replace(shape, num_heads=shape.num_heads // ranks, num_kv_heads=shape.num_kv_heads // ranks)
-    spec = resolve_spec(model.cache, _turning(shape))
+    spec = resolve_spec(model.cache, shape.turned())
     budget = model.cache.memory_bytes or (CPU_DEFAULT_BYTES if model.model.device == "cpu" else None)
     if budget:
         fill(model, spec, asked or own, budget)
-
-
-def _turning(shape: ModelShape) -> ModelShape:
-    """Positions turn its keys: whether they do, only the model knows."""
-    return replace(shape, key_frequencies=(0.0,) * (shape.head_size // 2))
 
 
 def _check_cores(models: tuple[FurtherModel, ...], num_cores: int) -> None:

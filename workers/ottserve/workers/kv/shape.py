@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +20,7 @@ class ModelShape:
     can_rotate: bool = True
     fingerprint: str = ""
     key_frequencies: tuple[float, ...] = ()
+
+    def turned(self) -> ModelShape:
+        """The same with keys that positions turn: for where nobody has asked the model yet whether they do."""
+        return replace(self, key_frequencies=(0.0,) * (self.head_size // 2))

@@ -26,9 +26,8 @@ MANY_LAYERS = 1024  # more than any model has
 
 def check_cache(cache: CacheSettings) -> None:
     """Raise ValueError, as `resolve_spec` does, for settings under which no model could be cached."""
-    size = max(HEAD_SIZES)
     num_layers = len(read_plan(cache.plan).layers) if cache.plan else MANY_LAYERS
-    resolve_spec(cache, ModelShape(num_layers, 1, 1, size, key_frequencies=(0.0,) * (size // 2)))
+    resolve_spec(cache, ModelShape(num_layers, 1, 1, max(HEAD_SIZES)).turned())
 
 
 def resolve_spec(cache: CacheSettings, shape: ModelShape) -> KVSpec:
