@@ -21,6 +21,7 @@ from ottserve.loadtest.observe import (
     NUM_REPLICAS,
     ONE_TRY,
     SHORT,
+    abort,
     connect,
     finished,
     open_streams,
@@ -78,7 +79,7 @@ def second(service: LocalService) -> str:
         "port": port,
         "http_port": 0,
         "metrics": {"port": 0},
-        "readiness": {"poll_interval_s": 0.25, "poll_timeout_s": 2},
+        "readiness": {"poll_interval_s": 0.25, "poll_timeout_s": 10},  # no replica hangs where it is there
     }
     script = Path(__file__).with_name("second_gateway.py")
     subprocess.run([sys.executable, script, service.ray_address, json.dumps(settings)], check=True, timeout=120)
@@ -97,10 +98,9 @@ async def test_two_gateways_in_front_of_the_same_replicas(service: LocalService,
 
         by_one = await open_streams(one, 2, prefix="one-")
         await until(lambda: _running(other, [1, 1]), "the requests of one gateway are seen by the other")
-        await asyncio.sleep(0.5)  # it asks for loads every quarter of a second
         by_other = await open_streams(other, 2, prefix="other-")
         await until(lambda: _running(one, [2, 2]), "requests of both gateways are spread over the replicas")
-        assert await other.abort("one-0")
+        await abort(other, "one-0")
         assert finished(await by_one[0], oc.FinishReason.ABORTED)
 
         service.send(GATEWAY, signal.SIGKILL)

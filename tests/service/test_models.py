@@ -121,12 +121,31 @@ class Refusing:
     async def load(self) -> tuple[api.LoadReport, ...]:
         raise api.Unavailable("no replica answers")
 
+    async def abort(self, request_id: str) -> api.AbortResult:
+        raise api.Unavailable("no replica answers")
+
+
+class Having:
+    """Replicas of which one has the request r."""
+
+    async def abort(self, request_id: str) -> api.AbortResult:
+        return api.AbortResult(request_id, request_id == "r")
+
 
 async def test_who_does_not_answer_is_left_out_unless_nobody_does(models: Any) -> None:
     refusing: Any = Refusing()
     assert len(await AllReplicas((refusing, models[0])).load()) == 1
     with pytest.raises(api.Unavailable):
         await AllReplicas((refusing, refusing)).load()
+
+
+async def test_an_abort_tells_of_none_only_where_all_have_answered() -> None:
+    refusing: Any = Refusing()
+    having: Any = Having()
+    assert (await AllReplicas((refusing, having)).abort("r")).found
+    assert not (await AllReplicas((having, having)).abort("gone")).found
+    with pytest.raises(api.Unavailable):
+        await AllReplicas((having, refusing)).abort("gone")
 
 
 async def test_the_page_of_readiness_tells_of_each_model(server: GatewayServer, models: Any, until: Any) -> None:

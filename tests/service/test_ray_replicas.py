@@ -242,3 +242,16 @@ async def test_an_abort_that_nobody_can_answer_is_unavailable() -> None:
     handle: Any = Late()
     with pytest.raises(api.Unavailable):
         await RayReplicas(handle, RoutingSettings(), answer_timeout_s=0.05).abort("r")
+
+
+async def test_an_abort_is_found_although_another_is_late() -> None:
+    handle: Any = Late(None, api.AbortResult("r", True))
+    replicas = RayReplicas(handle, RoutingSettings(), answer_timeout_s=0.05)
+    assert await replicas.abort("r") == api.AbortResult("r", True)
+
+
+async def test_what_nobody_found_may_be_with_one_that_is_late() -> None:
+    """To say that nothing was found would tell a caller that it has ended, while it runs."""
+    handle: Any = Late(api.AbortResult("r", False), None)
+    with pytest.raises(api.Unavailable, match="no replica answered in time"):
+        await RayReplicas(handle, RoutingSettings(), answer_timeout_s=0.05).abort("r")

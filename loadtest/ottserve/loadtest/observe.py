@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
@@ -76,6 +77,19 @@ async def open_streams(client: oc.AsyncClient, num: int = NUM_STREAMS, prefix: s
     tasks = [asyncio.create_task(read(i)) for i in range(num)]
     await asyncio.gather(*(event.wait() for event in begun))
     return tasks
+
+
+async def abort(client: oc.AsyncClient, request_id: str) -> bool:
+    """Whether it was found; asks again where a replica that may have it was too slow to say so."""
+    answers: list[bool] = []
+
+    async def is_told() -> bool:
+        with contextlib.suppress(oc.Unavailable):
+            answers.append(await client.abort(request_id))
+        return bool(answers)
+
+    await until(is_told, f"an abort of {request_id} is answered")
+    return answers[0]
 
 
 async def serves(client: oc.AsyncClient) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from ottserve import client as oc
 from ottserve.loadtest.local import LocalService, local_service
-from ottserve.loadtest.observe import LONG, ContractBroken, Times, Watch, connect, require, until
+from ottserve.loadtest.observe import LONG, ContractBroken, Times, Watch, abort, connect, require, until
 
 LEAST, MOST = 1, 3
 SLOTS = 4
@@ -94,9 +94,9 @@ class _Aborted:
     async def abort(self) -> None:
         """By the id of what runs now. Raises `ContractBroken` unless that ends at once."""
         request_id = self.request_id
-        found = await self.client.abort(request_id)
+        found = await abort(self.client, request_id)
         await asyncio.wait((self._asking,), timeout=PROMPTLY_S)
-        ended = self._asking.done() if found else self.request_id != request_id
+        ended = self._asking.done() or (not found and self.request_id != request_id)
         require(ended, f"an abort that said found={found} left its request running for {PROMPTLY_S:g} s")
         self._asking.cancel()
 

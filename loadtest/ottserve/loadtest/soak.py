@@ -20,7 +20,7 @@ import typer
 from ottserve import client as oc
 from ottserve.loadtest.local import GATEWAY, REPLICA, LocalService, local_service
 from ottserve.loadtest.memory import Memory
-from ottserve.loadtest.observe import LONG, ContractBroken, connect, idle, serves
+from ottserve.loadtest.observe import LONG, ContractBroken, abort, connect, idle, serves
 from ottserve.loadtest.scrape import imbalances, scrape
 
 SIGNS = tuple(range(1, 27))  # token ids of the toy model's letters
@@ -69,7 +69,7 @@ async def aborts(client: oc.AsyncClient, draw: random.Random) -> str:
     call = asyncio.create_task(client.generate(_prompt(draw), replace(LONG, request_id=request_id)))
     await asyncio.sleep(draw.choice((0.0, 0.05, 0.3)))
     for _ in range(draw.choice((1, 2))):
-        await client.abort(request_id)
+        await abort(client, request_id)
     return (await call).finish.reason.value
 
 

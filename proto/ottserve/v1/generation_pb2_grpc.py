@@ -123,6 +123,7 @@ class GenerationServiceServicer(object):
     def Abort(self, request, context):
         """Ends a live request; its caller gets a final message with FINISH_REASON_ABORTED and what was generated so far.
         An id that is unknown, finished or already aborted is no error: the answer says that nothing was found.
+        UNAVAILABLE where it was not found and a replica that may have it does not answer: ask again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

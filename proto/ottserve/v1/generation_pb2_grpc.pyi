@@ -58,6 +58,7 @@ class GenerationServiceStub:
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]
     """Ends a live request; its caller gets a final message with FINISH_REASON_ABORTED and what was generated so far.
     An id that is unknown, finished or already aborted is no error: the answer says that nothing was found.
+    UNAVAILABLE where it was not found and a replica that may have it does not answer: ask again.
     """
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GetModelInfoRequest, _generation_pb2.GetModelInfoResponse]
     """Describes the model."""
@@ -92,6 +93,7 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     Abort: _aio.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]  # type: ignore[assignment]
     """Ends a live request; its caller gets a final message with FINISH_REASON_ABORTED and what was generated so far.
     An id that is unknown, finished or already aborted is no error: the answer says that nothing was found.
+    UNAVAILABLE where it was not found and a replica that may have it does not answer: ask again.
     """
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_generation_pb2.GetModelInfoRequest, _generation_pb2.GetModelInfoResponse]  # type: ignore[assignment]
     """Describes the model."""
@@ -153,6 +155,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_generation_pb2.AbortResponse, _abc.Awaitable[_generation_pb2.AbortResponse]]:
         """Ends a live request; its caller gets a final message with FINISH_REASON_ABORTED and what was generated so far.
         An id that is unknown, finished or already aborted is no error: the answer says that nothing was found.
+        UNAVAILABLE where it was not found and a replica that may have it does not answer: ask again.
         """
 
     @_abc_1.abstractmethod

@@ -80,7 +80,7 @@ class AsyncClient:
         return (await self._call(self._stub.Detokenize, request)).text
 
     async def abort(self, request_id: str) -> bool:
-        """End a live request; whether there was one."""
+        """End a live request; whether there was one. Raises Unavailable where that cannot be told now."""
         return (await self._call(self._stub.Abort, pb.AbortRequest(request_id=request_id))).found
 
     async def model_info(self) -> ModelInfo:

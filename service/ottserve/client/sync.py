@@ -88,7 +88,7 @@ class Client:
         return self._call(self._stub.Detokenize, request).text
 
     def abort(self, request_id: str) -> bool:
-        """End a live request; whether there was one."""
+        """End a live request; whether there was one. Raises Unavailable where that cannot be told now."""
         return self._call(self._stub.Abort, pb.AbortRequest(request_id=request_id)).found
 
     def model_info(self) -> ModelInfo:

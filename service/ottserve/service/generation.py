@@ -91,7 +91,8 @@ class Generations:
     async def abort(self, request_id: str, replicas: Replicas) -> bool:
         """End a live request with finish reason ABORTED, be it at one of these replicas or still on its way to one.
 
-        False if none is live here under this id. Raises Unavailable if no replica answers, and it is not on its way.
+        False if none is live here under this id. Raises Unavailable if a replica that may have it does not answer, and
+        it is not on its way.
         """
         is_under_way = self._departures.is_under_way(request_id)
         try:

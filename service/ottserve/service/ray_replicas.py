@@ -49,6 +49,8 @@ LOST = (
     RequestCancelledError,
 )
 
+NOBODY = "no replica answers"
+
 
 class RayReplicas:
     """A `ReplicaClient` over one deployment. The fleet names the replica of a task; all are asked the rest."""
@@ -79,18 +81,18 @@ class RayReplicas:
                 raise told from error
 
     async def abort(self, request_id: str) -> AbortResult:
-        """Asks all replicas, and where none has it, those that only finish what they have; one at most has it."""
-        results: list[AbortResult] = []
-        refusal: Unavailable | None = None
-        try:
-            results = await self._ask_all("abort", request_id)
-        except Unavailable as error:
-            refusal = error
+        """Asks all replicas, and where none has it, those that only finish what they have; one at most has it.
+
+        Raises Unavailable where one that does not answer may have it, or nobody answers.
+        """
+        results, refusal = await self._ask_each("abort", request_id)
         if not any(result.found for result in results):
             results += await ask_leaving(self._handle, "abort", request_id, timeout_s=self._answer_timeout_s)
-        if refusal and not results:
-            raise refusal
-        return AbortResult(request_id, any(result.found for result in results))
+        if any(result.found for result in results):
+            return AbortResult(request_id, found=True)
+        if refusal or not results:
+            raise refusal or Unavailable(NOBODY)
+        return AbortResult(request_id, found=False)
 
     async def info(self) -> ReplicaInfo:
         """Of the first that answers. Raises Unavailable."""
@@ -118,16 +120,20 @@ class RayReplicas:
 
     async def _ask_all(self, method: str, *args: str) -> list[Any]:
         """The answers of the replicas that gave one in time, one at least. Raises what kept the first from it."""
-        try:
-            answers = await self._broadcast(method, *args)
-        except Exception as error:
-            raise as_ottserve_error(error) from error
-        refusals = [answer for answer in answers if isinstance(answer, BaseException)]
-        if refusals and len(refusals) == len(answers):
-            raise as_ottserve_error(refusals[0]) from refusals[0]
+        answers, refusal = await self._ask_each(method, *args)
         if not answers:
-            raise Unavailable("no replica answers")
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
+            raise refusal or Unavailable(NOBODY)
+        return answers
+
+    async def _ask_each(self, method: str, *args: str) -> tuple[list[Any], OttserveError | None]:
+        """The answers of the replicas that gave one in time, and what kept the first of the others from it."""
+        try:
+            results = await self._broadcast(method, *args)
+        except Exception as error:  # noqa: BLE001  whatever it is, it has an answer
+            return [], as_ottserve_error(error)
+        answers = [result for result in results if not isinstance(result, BaseException)]
+        refusals = [as_ottserve_error(result) for result in results if isinstance(result, BaseException)]
+        return answers, refusals[0] if refusals else None
 
     async def _broadcast(self, method: str, *args: str) -> list[Any]:
         """What each replica answered or failed with. Serve's own way to collect gives up all for one that is late."""

@@ -23,7 +23,10 @@ class Replicas(Protocol):
     """Replicas that are all asked the same. Every method raises `OttserveError`s and nothing else of its own."""
 
     async def abort(self, request_id: str) -> AbortResult:
-        """Ends a request wherever it runs; its stream ends with `FinishReason.ABORTED`."""
+        """Ends a request wherever it runs; its stream ends with `FinishReason.ABORTED`.
+
+        Raises Unavailable where it was not found and a replica that may have it did not answer.
+        """
         ...
 
     async def load(self) -> tuple[LoadReport, ...]:
@@ -63,8 +66,12 @@ class AllReplicas:
 
     async def abort(self, request_id: str) -> AbortResult:
         """As `Replicas` has it; one model at most has the request."""
-        results = await self._of_all(lambda model: model.abort(request_id))
-        return AbortResult(request_id, any(result.found for result in results))
+        results = await self._of_each(lambda model: model.abort(request_id))
+        is_found = any(answer and answer.found for answer, _ in results)
+        for _, refusal in results:
+            if refusal and not is_found:
+                raise refusal
+        return AbortResult(request_id, is_found)
 
     async def load(self) -> tuple[LoadReport, ...]:
         """As `Replicas` has it."""
@@ -81,11 +88,17 @@ class AllReplicas:
 
     async def _of_all(self, ask: Callable[[Replicas], Awaitable[Answer]]) -> list[Answer]:
         """What each model's replicas answer. Raises what the first refused with, if none answers."""
-        results = await asyncio.gather(*(_or_refusal(ask(model)) for model in self._models))
+        results = await self._of_each(ask)
         answers = [answer for answer, _ in results if answer is not None]
         if not answers:
             raise results[0][1] or Unavailable("no replica answers")
         return answers
+
+    async def _of_each(
+        self, ask: Callable[[Replicas], Awaitable[Answer]]
+    ) -> list[tuple[Answer | None, OttserveError | None]]:
+        """Each model's replicas' answer, or what they refused with."""
+        return await asyncio.gather(*(_or_refusal(ask(model)) for model in self._models))
 
 
 async def _or_refusal(answer: Awaitable[Answer]) -> tuple[Answer | None, OttserveError | None]:
