@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from ottserve.workers.kv.layers import page_layout
 from ottserve.workers.kv.no_effect import OF_CODES, OF_POOLS, STORED_ANYWAY
 from ottserve.workers.kv.shape import ModelShape
 from ottserve.workers.kv.table import POLICIES, resolve_spec
@@ -53,6 +55,7 @@ def test_what_is_stored_anyway_may_be_written(name: str) -> None:
         ({"k_bits": 16, "k_subgroups": 2}, r"^cache\.k_subgroups=2: keys are stored at 16 bit"),
         ({"v_bits": 16, "rotate_values": True}, r"^cache\.rotate_values=True: values are stored at 16 bit"),
         ({"k_bits": 16, "v_bits": 16, "pool": 0, "fit_rounds": 8}, r"^cache\.fit_rounds=8: keys and values are"),
+        ({"preset": "lean", "v_bits": 16, "unbiased": True}, r"^cache\.unbiased=True: it needs values of fewer than"),
         ({"k_bits": 2, "k_fine_bits": 4}, r"^cache\.k_fine_bits=4: no key channel has longer codes"),
         ({"preset": "lean", "k_fine_bits": 4}, r"^cache\.k_fine_bits=4: no key channel has longer codes"),
     ],
@@ -60,6 +63,24 @@ def test_what_is_stored_anyway_may_be_written(name: str) -> None:
 def test_nothing_comes_of_it_beside_others(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         resolve_spec(CacheSettings(**settings), SHAPE)
+
+
+@pytest.mark.parametrize("settings", [{"v_bits": 2}, {"unbiased": None}, {"unbiased": False}])
+def test_scales_of_values_are_widened_and_what_a_preset_brings_is_not_asked_for(settings: dict[str, Any]) -> None:
+    asked = CacheSettings(**{"preset": "lean", "v_bits": 16, "unbiased": True} | settings)
+    assert resolve_spec(asked, SHAPE).unbiased is (asked.unbiased is not False)
+
+
+@pytest.mark.parametrize(("k_bits", "k_fine"), [(1, 0), (1, 16), (2, 0), (2, 16), (4, 0), (8, 0)])
+def test_beside_exact_values_it_may_be_unbiased_where_the_kernels_widen_keys(k_bits: Any, k_fine: int) -> None:
+    cache = CacheSettings(v_bits=16, k_bits=k_bits, k_fine=k_fine)
+    spec = resolve_spec(cache, SHAPE)
+    asked = cache.model_copy(update={"unbiased": True})
+    if page_layout(spec, spec.layers[0], torch.float16).widens_keys:
+        assert resolve_spec(asked, SHAPE).unbiased
+    else:
+        with pytest.raises(ValueError, match=r"^cache\.unbiased=True: it needs values of fewer than 16 bits or key"):
+            resolve_spec(asked, SHAPE)
 
 
 def test_a_model_of_few_layers_needs_no_other_settings() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ottserve.workers.core.kvspec import EXACT_BITS, KVSpec
+from ottserve.workers.core.kvspec import EXACT_BITS, KVSpec, LayerSpec
 from ottserve.workers.settings import CacheSettings
 
 OF_CODES = (
@@ -32,6 +32,12 @@ class Rule:
     elsewhere: str
 
 
+def _widens(layer: LayerSpec) -> bool:
+    """Whether an unbiased quantiser widens any scale: of values, or of keys as the kernels' `PageLayout` has it."""
+    of_keys = layer.k_bits < EXACT_BITS and (layer.k_fine > 0 or layer.k_bits > 2)
+    return of_keys or layer.v_bits < EXACT_BITS
+
+
 RULES = (
     Rule(OF_CODES, lambda spec: spec.policy != "fp16", "policy fp16 stores 16 bits"),
     Rule(OF_POOLS, lambda spec: spec.policy == "ott", "policy {policy} has no pool"),
@@ -44,6 +50,11 @@ RULES = (
         ("fit_rounds", "unbiased"),
         lambda spec: any(min(layer.k_bits, layer.v_bits) < EXACT_BITS for layer in spec.layers),
         "keys and values are stored at 16 bit",
+    ),
+    Rule(
+        ("unbiased",),
+        lambda spec: any(_widens(layer) for layer in spec.layers),
+        "it needs values of fewer than 16 bits or key codes of more than 2 (cache.v_bits, cache.k_bits, cache.k_fine)",
     ),
     Rule(
         ("k_subgroups",),
