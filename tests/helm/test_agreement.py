@@ -137,6 +137,24 @@ def test_a_cache_of_its_own_size_is_counted_and_one_on_a_gpu_is_not(render: Rend
     render(large, {"replica": {"gpus": 1, "weights": "16Gi"}, "settings": {"model": {"device": "cuda"}}})
 
 
+def test_pages_told_by_number_are_not_counted_as_the_default_cache(render: Render) -> None:
+    """Only the model says how large they are."""
+    needed = 1024 * MIB + 256 * MIB + 1024 * MIB
+    pages = {"settings": {"cache": {"num_pages": 8}}}
+    render(pages, {"replica": {"memory": f"{needed // MIB}Mi"}})
+    with pytest.raises(helm_python.HelmRenderError, match=rf"replica\.memory=.* {needed} bytes"):
+        render(pages, {"replica": {"memory": f"{needed // MIB - 1}Mi"}})
+
+
+@pytest.mark.parametrize("cache", [{}, {"memory_bytes": None, "num_pages": None}])
+def test_each_rank_has_a_cache_and_a_program_of_its_own(render: Render, cache: Any) -> None:
+    needed = 1024 * MIB + 256 * MIB + 3 * (CPU_DEFAULT_BYTES + 1024 * MIB)
+    three = {"settings": {"model": {"tensor_parallel": 3}, "cache": cache}}
+    render(three, {"replica": {"memory": f"{needed // MIB}Mi"}})
+    with pytest.raises(helm_python.HelmRenderError, match=rf"replica\.memory=.* {needed} bytes"):
+        render(three, {"replica": {"memory": f"{needed // MIB - 1}Mi"}})
+
+
 def test_the_weights_of_the_default_model_fit(chart: helm_python.Chart) -> None:
     """SmolLM2-135M in float32, four bytes a parameter."""
     assert int(chart.values["replica"]["weights"].removesuffix("Gi")) * 1024 * MIB > 4 * 134_515_008

@@ -68,16 +68,25 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Bytes that a replica needs of its pod. On a CPU weights and cache lie there, the cache 2 GiB unless told. */}}
+{{/* Bytes that a replica needs of its pod at least. On a CPU weights and cache lie there. */}}
 {{- define "ottserve.memoryNeeded" -}}
-{{- $held := add (include "ottserve.bytes" .Values.replica.weights) (dig "cache" "memory_bytes" 2147483648 .Values.settings | int64) -}}
-{{- if gt (int .Values.replica.gpus) 0 -}}{{- $held = 0 -}}{{- end -}}
-{{- add $held (include "ottserve.bytes" (include "ottserve.sharedMemory" .)) 1073741824 -}}
+{{- $ranks := include "ottserve.ranks" . | int64 -}}
+{{- $held := 0 -}}
+{{- if eq (int .Values.replica.gpus) 0 -}}
+{{- $held = add (include "ottserve.bytes" .Values.replica.weights) (mul $ranks (include "ottserve.cacheBytes" .)) -}}
+{{- end -}}
+{{- add $held (include "ottserve.bytes" (include "ottserve.sharedMemory" .)) (mul $ranks 1073741824) -}}
+{{- end -}}
+
+{{/* Of each rank: 2 GiB unless told, and 0 where it is told as a number of pages, whose size the model alone tells. */}}
+{{- define "ottserve.cacheBytes" -}}
+{{- $cache := default dict .Values.settings.cache -}}
+{{- ternary (default 2147483648 $cache.memory_bytes | int64) 0 (empty $cache.num_pages) -}}
 {{- end -}}
 
 {{- define "ottserve.checkMemory" -}}
 {{- $needed := include "ottserve.memoryNeeded" . | int64 -}}
 {{- if lt (include "ottserve.bytes" .Values.replica.memory | int64) $needed -}}
-{{- fail (printf "replica.memory=%s, replica.weights=%s: weights, cache, /dev/shm and 1 GiB for the program need %v bytes" .Values.replica.memory .Values.replica.weights $needed) -}}
+{{- fail (printf "replica.memory=%s, replica.weights=%s: weights, /dev/shm, and 1 GiB for the program and the cache of each rank need %v bytes" .Values.replica.memory .Values.replica.weights $needed) -}}
 {{- end -}}
 {{- end -}}
