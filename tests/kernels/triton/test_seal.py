@@ -104,6 +104,22 @@ def test_fine_channels_are_equal_bit_for_bit(k_subgroups, fine) -> None:
     assert torch.equal(pages, expected)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN slice")  # the interpreter computes with numpy
+@pytest.mark.parametrize("channels", [80, 20])
+def test_keys_that_are_no_numbers_stay_in_their_page(value, channels) -> None:
+    """All their channels vary most: were all of them stored, the page behind, another sequence's, would be broken."""
+
+    def plant(slots, group, capacity):
+        slots.tail_k[2, :, :, :channels] = value
+
+    layout = PageLayout(32, 80, 2, 2, 1, torch.float16, 16, 2)
+    pages, _ = sealed(triton.seal, layout, places=0, groups=1, plant=plant)
+    assert (pages[3] == POISON_WORD).all()
+    sound, _ = sealed(triton.seal, layout, places=0, groups=1)
+    assert torch.equal(pages[1], sound[1])
+
+
 @pytest.mark.parametrize("fine", [0, 16])
 def test_keys_are_turned_back(fine) -> None:
     layout = PageLayout(32, 64, 4, 2, 2, torch.float16, fine, turns_keys=True)

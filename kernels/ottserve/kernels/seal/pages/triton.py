@@ -77,7 +77,11 @@ def choose_fine(
     BD: tl.constexpr,
     IN_ASM: tl.constexpr,
 ):
-    """Store the numbers of the k_fine channels that vary most over the group, ascending; the lower first of equals."""
+    """Store the numbers of the k_fine channels that vary most over the group, ascending; the lower first of equals.
+
+    Channels that hold no number are before none and behind none: more than k_fine may come first, and the rest of them
+    is left out, since behind the numbers lies another head's page.
+    """
     o_d = tl.arange(0, BD)
     m_d = o_d < LAYOUT.head_size
     b_keys = load_filled(b_rows, b_won, o_d, first_position, p_frequencies, LAYOUT, IN_ASM)
@@ -88,7 +92,8 @@ def choose_fine(
     )
     b_fine = (tl.sum(is_before.to(tl.int32), 0) < LAYOUT.k_fine).to(tl.int32)
     p_channels = (p_page + LAYOUT.fine_channels_at).to(tl.pointer_type(tl.uint8))
-    tl.store(p_channels + tl.cumsum(b_fine, 0) - 1, o_d.to(tl.uint8), mask=b_fine != 0)
+    o_places = tl.cumsum(b_fine, 0) - 1
+    tl.store(p_channels + o_places, o_d.to(tl.uint8), mask=(b_fine != 0) & (o_places < LAYOUT.k_fine))
 
 
 @triton.jit
