@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -154,8 +155,18 @@ def is_killed(settings: EngineSettings, seat: Seat) -> None:
     follower.follow(settings, seat)
 
 
+def rank_0_joins(seat: Seat) -> Path:
+    """A file that is there from then on."""
+    return Path(seat.folder) / "rank-0-joins"
+
+
 def dies_joining(settings: EngineSettings, seat: Seat) -> None:
-    Seat.join = lambda self, device: os.kill(os.getpid(), signal.SIGKILL)
+    def dies(self: Seat, device: torch.device) -> None:
+        while not rank_0_joins(self).exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Seat.join = dies
     follower.follow(settings, seat)
 
 
@@ -182,6 +193,7 @@ def test_a_rank_that_is_lost_while_all_join_is_told_to_the_owner(
     two_ranks: TwoRanks, settings_of: SettingsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def waits(self: Seat, device: torch.device) -> None:  # for the rank that does not come
+        rank_0_joins(self).touch()
         began = time.monotonic()
         while not two_ranks.losses and time.monotonic() - began < NOTICED_S:
             time.sleep(0.01)
