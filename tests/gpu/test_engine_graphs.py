@@ -21,13 +21,13 @@ from ottserve.workers.settings import (
 pytestmark = pytest.mark.gpu
 
 
-def make_engine(policy: str, *, graphs: bool) -> Engine:
+def make_engine(policy: str, *, graphs: bool, prompt_tokens: tuple[int, ...] = ()) -> Engine:
     return load_engine(
         EngineSettings(
             model=ModelSettings(path="toy", device="cuda"),
             cache=CacheSettings(policy=policy, **({"plain_layers": ()} if policy == "ott" else {})),
             scheduler=SchedulerSettings(max_running=5),
-            graphs=GraphSettings(enabled=graphs),
+            graphs=GraphSettings(enabled=graphs, prompt_tokens=prompt_tokens),
         ),
         progress=lambda message: None,
     )
@@ -52,3 +52,13 @@ def test_graph_and_eager_agree(policy, num_requests):
     assert answers(replayed, num_requests) == answers(eager, num_requests)
     assert eager.counters.num_graph_steps == 0
     assert replayed.counters.num_graph_steps == replayed.counters.num_decode_steps > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("num_requests", [1, 3, 7])
+def test_captured_steps_with_prompts_agree_too(policy, num_requests):
+    eager, replayed = make_engine(policy, graphs=False), make_engine(policy, graphs=True, prompt_tokens=(64, 256))
+    assert answers(replayed, num_requests) == answers(eager, num_requests)
+    counters = replayed.counters
+    assert counters.num_decode_graph_steps == counters.num_decode_steps > 0
+    assert 0 < counters.num_prompt_graph_steps <= counters.num_prefill_steps + counters.num_mixed_steps

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.kernels.chunk_steps import assert_as_the_reference, assert_same_as_in_turn, make_chunks
+from tests.kernels.chunk_steps import (
+    assert_as_the_reference,
+    assert_padding_changes_dummies_alone,
+    assert_same_as_in_turn,
+    make_chunks,
+)
 
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.seal import reference, triton
@@ -37,3 +42,9 @@ def test_a_chunk_of_another_dtype(given, device) -> None:
     pages, _ = step.seal_at_once(triton.seal_chunks)
     assert torch.equal(pages, step.seal_at_once(reference.seal_chunks)[0])
     assert not torch.equal(pages, step.pages)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_padding_changes_the_dummies_alone(layout, device) -> None:
+    """The dummy slot is NaN there, so that all channels of its keys are the widest."""
+    assert_padding_changes_dummies_alone(make_chunks(layout, device=device), triton.seal_chunks)

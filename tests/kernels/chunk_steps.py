@@ -144,6 +144,26 @@ def make_chunks(
     return replace(step, pages=pages, slots=slots, chunks=chunks_of(after, lengths, old, new, ids[1]))
 
 
+def padded(step: ChunkStep, num_chunks: int = 2, num_pages: int = 3) -> ChunkStep:
+    """The step with chunks of no token behind its own, and with pages of the last of them: the dummy ones."""
+    chunks = step.chunks
+
+    def behind(values: Tensor, padding: int, count: int) -> Tensor:
+        return torch.cat((values, values.new_full((count,), padding)))
+
+    last = replace(
+        chunks,
+        starts=behind(chunks.starts, int(chunks.starts[-1]), num_chunks),
+        slot_ids=behind(chunks.slot_ids, 0, num_chunks),
+        lengths=behind(chunks.lengths, step.layout.group, num_chunks),
+        page_starts=behind(chunks.page_starts, len(chunks.page_rows), num_chunks),
+        page_rows=behind(chunks.page_rows, len(chunks.slot_ids) + num_chunks - 1, num_pages),
+        page_ids=behind(chunks.page_ids, 0, num_pages),
+        first_positions=behind(chunks.first_positions, 0, num_pages),
+    )
+    return replace(step, chunks=last, pool_sizes=behind(step.pool_sizes, 3, num_chunks))
+
+
 OUTLIERS = ("outlier_k", "outlier_v", "outlier_score", "outlier_position", "outlier_count", "frozen")
 """What sealing changes of a slot."""
 
@@ -173,3 +193,13 @@ def assert_as_the_reference(step: ChunkStep, seal_chunks: Callable[..., None], t
         assert relative_error(dequantize(pages[sealed], layout), dequantize(expected[sealed], layout)) < tolerance
     others = torch.ones(len(pages), dtype=torch.bool, device=pages.device).index_fill(0, sealed, False)
     assert torch.equal(pages[others], step.pages[others])
+
+
+def assert_padding_changes_dummies_alone(step: ChunkStep, seal_chunks: Callable[..., None]) -> None:
+    """Bit for bit; what the dummies hold is poison before, and anything after."""
+    pages, slots = padded(step).seal_at_once(seal_chunks)
+    expected, expected_slots = step.seal_at_once(seal_chunks)
+    assert torch.equal(pages[1:], expected[1:])
+    for name in OUTLIERS:
+        got, want = getattr(slots, name)[1:], getattr(expected_slots, name)[1:]
+        assert torch.equal(got.nan_to_num(-1), want.nan_to_num(-1)), name

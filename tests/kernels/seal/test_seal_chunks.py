@@ -84,3 +84,8 @@ def test_each_chunk_alone_is_as_with_the_others() -> None:
     seal_chunks(alone.pages, alone.slots, layout, chunks, alone.pool_sizes)
     assert torch.equal(alone.pages[ids[some]], pages[ids[some]])
     assert torch.equal(alone.pages[ids[~some]], together.pages[ids[~some]])
+
+
+def test_padding_changes_the_dummies_alone() -> None:
+    step = make_chunks(PageLayout(G, 64, 2, 4, 1, torch.float16, 16, 2))
+    chunk_steps.assert_padding_changes_dummies_alone(step, on_cpu)

@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.kernels.chunk_steps import CASES, assert_as_the_reference, assert_same_as_in_turn, make_chunks
+from tests.kernels.chunk_steps import (
+    CASES,
+    assert_as_the_reference,
+    assert_padding_changes_dummies_alone,
+    assert_same_as_in_turn,
+    make_chunks,
+)
 
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.seal import reference, triton
@@ -38,3 +44,9 @@ def test_without_places_equals_the_reference_bit_for_bit() -> None:
     pages, _ = step.seal_at_once(triton.seal_chunks)
     assert torch.equal(pages, step.seal_at_once(reference.seal_chunks)[0])
     assert not torch.equal(pages, step.pages)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN slice")  # the interpreter computes with numpy
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[2]], ids=str)
+def test_padding_changes_the_dummies_alone(layout) -> None:
+    assert_padding_changes_dummies_alone(make_chunks(layout, cases=FEW), triton.seal_chunks)

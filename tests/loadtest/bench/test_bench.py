@@ -93,7 +93,7 @@ def test_counters_tell_their_growth_and_the_share_of_graphs() -> None:
             [
                 ("ottserve_steps_total", {"kind": "decode"}, decode),
                 ("ottserve_steps_total", {"kind": "mixed"}, 77.0),
-                ("ottserve_graph_steps_total", {}, graph),
+                ("ottserve_graph_steps_total", {"kind": "decode"}, graph),
             ]
         )
 

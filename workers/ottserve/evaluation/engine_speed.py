@@ -196,7 +196,7 @@ def time_prompts(engine: Engine, prompts: Sequence[tuple[int, ...]], num_new: in
     return EngineTimes(
         prefill_rate=sum(map(len, prompts)) / prefill_s,
         decode_rate=(after.num_generated_tokens - before.num_generated_tokens) / took_s,
-        graph_share=(after.num_graph_steps - before.num_graph_steps) / max(1, num_steps),
+        graph_share=(after.num_decode_graph_steps - before.num_decode_graph_steps) / max(1, num_steps),
         first_token_s=tuple(first_token_s),
         step_s=tuple(later - earlier for earlier, later in pairwise(moments)),
         num_pages=pages,

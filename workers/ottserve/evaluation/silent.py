@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ottserve.workers.engine.graphs import GraphSizes
 from ottserve.workers.engine.runner import Runner
 from ottserve.workers.kv.step import StepTensors
 from ottserve.workers.kv.store import KVStore
@@ -23,7 +24,7 @@ class SilentRunner(Runner):
         row = torch.randn(1, min(MOST_LOGITS, model.config.vocab_size), generator=generator)
         self._row = row.to(store.device, model.dtype)
 
-    def capture(self, max_rows: int, max_pages: int) -> None:
+    def capture(self, sizes: GraphSizes) -> None:
         """Nothing: no step is computed."""
 
     def run(self, step: StepTensors) -> Tensor:

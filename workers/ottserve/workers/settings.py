@@ -139,6 +139,9 @@ class GraphSettings(Section):
     """What is prepared at start, so that a GPU never waits for Python: CUDA graphs and compiled layers."""
 
     enabled: bool | None = Field(None, description="Capture decode steps; default: on a GPU yes, on a CPU no.")
+    prompt_tokens: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = Field(
+        (), description="Capture steps with a prompt too, padded to the first of so many prompt tokens that holds them."
+    )
     compile_layers: bool | None = Field(
         None, description="Compile the model's layers with torch.compile; default: on a GPU yes, on a CPU no."
     )

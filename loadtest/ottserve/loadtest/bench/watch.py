@@ -53,7 +53,7 @@ class Counters:
         """Out of what was scraped."""
         return cls(
             sum(total(series, "ottserve_steps_total", kind="decode")),
-            sum(total(series, "ottserve_graph_steps_total")),
+            sum(total(series, "ottserve_graph_steps_total", kind="decode")),
             sum(total(series, "ottserve_preemptions_total")),
             sum(total(series, "ottserve_generated_tokens_total")),
             sum(total(series, "ottserve_prompt_tokens_total", source="cached")),

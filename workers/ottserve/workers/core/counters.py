@@ -13,7 +13,8 @@ class EngineCounters:
         num_prompt_tokens_computed, num_prompt_tokens_cached: prompt tokens by where their keys and values came from.
         num_generated_tokens: tokens sampled and kept.
         num_decode_steps, num_prefill_steps, num_mixed_steps: steps with decode rows only, prompt chunks only, or both.
-        num_graph_steps: steps that replayed a captured graph; the others ran eagerly.
+        num_decode_graph_steps, num_prompt_graph_steps: steps that replayed a captured graph, with decode rows only or
+            with prompt chunks; the others ran eagerly.
         num_step_rows: sequences computed, summed over steps; its growth over one step is that step's batch size.
         num_pages_sealed: pages filled. num_pages_evicted: cached pages given up to make room.
         num_preemptions: running sequences put back to wait.
@@ -27,7 +28,8 @@ class EngineCounters:
     num_decode_steps: int = 0
     num_prefill_steps: int = 0
     num_mixed_steps: int = 0
-    num_graph_steps: int = 0
+    num_decode_graph_steps: int = 0
+    num_prompt_graph_steps: int = 0
     num_step_rows: int = 0
     num_pages_sealed: int = 0
     num_pages_evicted: int = 0
@@ -40,3 +42,8 @@ class EngineCounters:
     def num_steps(self) -> int:
         """Steps of every kind."""
         return self.num_decode_steps + self.num_prefill_steps + self.num_mixed_steps
+
+    @property
+    def num_graph_steps(self) -> int:
+        """Steps of every kind that replayed a captured graph."""
+        return self.num_decode_graph_steps + self.num_prompt_graph_steps

@@ -20,6 +20,7 @@ from ottserve.workers.core.scheduler import Scheduler
 from ottserve.workers.engine.capacity import Capacity, plan_capacity
 from ottserve.workers.engine.dgap.loading import load_correction
 from ottserve.workers.engine.engine import Engine
+from ottserve.workers.engine.graphs import GraphSizes
 from ottserve.workers.engine.ranks.crew import Crew
 from ottserve.workers.engine.ranks.lead import LeadRunner, agree, choose_sums
 from ottserve.workers.engine.runner import Runner
@@ -91,13 +92,14 @@ def make_engine(
     )
     runner = _runner(settings, model, store, crew) if make_runner is None else make_runner(model.module, store)
     graphs = _wants_graphs(settings, model)
-    if graphs:
-        progress("compiling layers and capturing decode steps as CUDA graphs")
-        most_pages = max(1, min(model.info.context_length // spec.group, store.num_pages - 1))
-        runner.capture(settings.scheduler.max_running, most_pages)
     if model.device.type == "cuda":
-        progress("compiling what else the first requests will need")
-        warm_up(runner.run, spec, model.device)
+        progress("compiling what the first requests will need")
+        warm_up(runner.run, spec, model.device)  # before steps are captured: what it compiles is for those that are not
+    if graphs:
+        progress("capturing steps as CUDA graphs")
+        most_pages = max(1, min(model.info.context_length // spec.group, store.num_pages - 1))
+        prompt_tokens = sorted(set(settings.graphs.prompt_tokens))
+        runner.capture(GraphSizes(settings.scheduler.max_running, most_pages, tuple(prompt_tokens)))
     ledger = Ledger(store.num_pages, store.num_slots)
     prefix = PrefixCache(ledger, spec.group, spec.fingerprint, enabled=settings.cache.prefix_cache)
     limits = find_limits(settings.scheduler, model, spec)
@@ -169,7 +171,12 @@ def _runner(settings: EngineSettings, model: LoadedModel, store: KVStore, crew: 
 def _wants_graphs(settings: EngineSettings, model: LoadedModel) -> bool:
     if settings.graphs.enabled and model.device.type != "cuda":
         raise ValueError(f"graphs.enabled=True, model.device={model.device}: CUDA graphs need a CUDA device")
-    return _wants(settings.graphs.enabled, model)
+    wanted, prompts = _wants(settings.graphs.enabled, model), settings.graphs.prompt_tokens
+    if prompts and not wanted:
+        raise ValueError(f"graphs.prompt_tokens={prompts}: no steps are captured (graphs.enabled, or a CUDA device)")
+    if prompts and not model.reads_prompts:
+        raise ValueError(f"graphs.prompt_tokens={prompts}, model.path={model.info.name}: prompts are left unread")
+    return wanted
 
 
 def _wants(setting: bool | None, model: LoadedModel) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ottserve.workers.core.moves import Move, TakeSnapshot
-from ottserve.workers.engine.graphs import DecodeGraphs
+from ottserve.workers.engine.graphs import GraphSizes, StepGraphs
 from ottserve.workers.engine.snapshots import Snapshots
 from ottserve.workers.kv.moves import carry_out
 from ottserve.workers.kv.open_step import OpenStep
@@ -39,12 +39,12 @@ class Runner:
         self._store = store
         self._snapshots = Snapshots(store)
         self._open_step = open_step
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
 
     @torch.inference_mode()
-    def capture(self, max_rows: int, max_pages: int) -> None:
-        """Capture decode steps of up to `max_rows` sequences of up to `max_pages` pages each. Needs a CUDA device."""
-        self._graphs = DecodeGraphs(self._forward_padding, max_rows, max_pages, self._store.device)
+    def capture(self, sizes: GraphSizes) -> None:
+        """Capture steps of these sizes. Needs a CUDA device."""
+        self._graphs = StepGraphs(self._forward_padding, sizes, self._store.spec.group, self._store.device)
 
     def move(self, moves: Iterable[Move]) -> None:
         """Do to stored keys and values what the scheduler decided outside of a step. Snapshots are not waited for."""
@@ -63,9 +63,9 @@ class Runner:
             Logits `[S, V]` of the rows that choose a token, in the model's dtype; valid until the next step.
         """
         kv = self._open_step(self._store, step)
-        graphs = self._graphs if self._graphs is not None and self._graphs.takes(step) else None
-        self.replayed = graphs is not None
-        logits = self._forward(step, kv) if graphs is None else graphs.replay(step)
+        replay = None if self._graphs is None else self._graphs.find(step)
+        self.replayed = replay is not None
+        logits = self._forward(step, kv) if replay is None else replay()
         kv.close()
         return logits
 

@@ -22,16 +22,15 @@ class Tally:
         """Count a step that has ended at `now`; `replayed`: it was a captured graph."""
         before = self.counters
         kind = "mixed" if plan.decodes and plan.chunks else "prefill" if plan.chunks else "decode"
-        steps = f"num_{kind}_steps"
+        steps, graphs = f"num_{kind}_steps", f"num_{'prompt' if plan.chunks else 'decode'}_graph_steps"
         self.counters = replace(
             before,
             num_prompt_tokens_computed=before.num_prompt_tokens_computed
             + sum(len(part.token_ids) for part in plan.chunks),
             num_generated_tokens=before.num_generated_tokens + num_generated,
-            num_graph_steps=before.num_graph_steps + replayed,
             num_step_rows=before.num_step_rows + len(plan.parts),
             num_pages_sealed=before.num_pages_sealed + sum(len(part.page_ids) - part.num_sealed for part in plan.parts),
-            **{steps: getattr(before, steps) + 1},
+            **{steps: getattr(before, steps) + 1, graphs: getattr(before, graphs) + replayed},
         )
         self._recent.append((now, num_generated))
         self._forget(now)

@@ -24,8 +24,8 @@ class OpenStep:
         self._step = step
         self._decodes = None if step.decodes is None else begin_decodes(store, step.decodes)
         if step.fresh_slots is not None:
-            store.slots.outlier_count[:, step.fresh_slots] = 0
-            store.slots.frozen[:, step.fresh_slots] = False
+            store.slots.outlier_count.index_fill_(1, step.fresh_slots, 0)
+            store.slots.frozen.index_fill_(1, step.fresh_slots, 0)
         self._pool_sizes: tuple[Tensor, ...] = ()
         if step.chunks is not None and step.chunks.pages is not None:
             num_chunks = step.chunks.slot_ids.numel()

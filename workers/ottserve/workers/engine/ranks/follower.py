@@ -73,8 +73,8 @@ class Follower:
                 found = self._keeper.carry_out(message)
                 if found:
                     self._connection.send(found)
-            case Capture(max_rows, max_pages):
-                self._runner.capture(max_rows, max_pages)
+            case Capture(sizes):
+                self._runner.capture(sizes)
             case _:
                 raise TypeError(f"a message of type {type(message).__name__}")
 

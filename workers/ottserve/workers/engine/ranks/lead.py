@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ottserve.workers.core.moves import Move
 from ottserve.workers.engine.capacity import Capacity
+from ottserve.workers.engine.graphs import GraphSizes
 from ottserve.workers.engine.ranks.crew import Crew, RankLost
 from ottserve.workers.engine.ranks.moves import Names, settle, taken
 from ottserve.workers.engine.ranks.steps import Outline, broadcast, outline
@@ -37,10 +38,9 @@ class RunStep:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Capture decode steps, as `Runner.capture`."""
+    """Capture steps, as `Runner.capture`."""
 
-    max_rows: int
-    max_pages: int
+    sizes: GraphSizes
 
 
 def agree(crew: Crew, capacity: Capacity) -> Capacity:
@@ -74,10 +74,10 @@ class LeadRunner(Runner):
         self._crew = crew
         self._names = Names()
 
-    def capture(self, max_rows: int, max_pages: int) -> None:
+    def capture(self, sizes: GraphSizes) -> None:
         """See `Runner.capture`."""
-        with self._together(Capture(max_rows, max_pages)):
-            super().capture(max_rows, max_pages)
+        with self._together(Capture(sizes)):
+            super().capture(sizes)
 
     def run(self, step: StepTensors) -> Tensor:
         """See `Runner.run`."""

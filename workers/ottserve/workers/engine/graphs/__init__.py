@@ -1,0 +1,6 @@
+"""Steps as CUDA graphs: captured at start in a few sizes, replayed over fixed buffers. Knows no sequence."""
+
+from ottserve.workers.engine.graphs.captured import StepGraphs
+from ottserve.workers.engine.graphs.sizes import GraphSizes
+
+__all__ = ["GraphSizes", "StepGraphs"]
