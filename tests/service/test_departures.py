@@ -107,6 +107,20 @@ async def test_one_that_reaches_a_replica_between_two_questions_is_aborted_there
     assert asked == ["home", "home"]
 
 
+@pytest.mark.parametrize("error", [api.Unavailable("late"), api.Internal("the replica failed")])
+async def test_one_on_its_way_is_aborted_although_a_replica_can_not_say_whether_it_is_there(
+    gateway: Any, replicas: Any, road: list[str], until: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def fails(request_id: str) -> api.AbortResult:
+        raise error
+
+    monkeypatch.setattr(replicas, "abort", fails)
+    call = asyncio.create_task(_all(gateway.stub.GenerateStream(request("far"))))
+    await until(lambda: road == ["far"])
+    assert (await gateway.stub.Abort(pb.AbortRequest(request_id="far"))).found
+    assert (await asyncio.wait_for(call, 1.0))[-1].finish.reason == pb.FINISH_REASON_ABORTED
+
+
 async def test_a_time_limit_inside_a_scope_is_no_abort() -> None:
     departures = Departures()
     with pytest.raises(TimeoutError):

@@ -27,9 +27,9 @@ from ottserve.workers.api import (
     Finish,
     FinishReason,
     GenerationTask,
+    OttserveError,
     TextChunk,
     Timings,
-    Unavailable,
     Usage,
     sample_seed,
 )
@@ -91,13 +91,12 @@ class Generations:
     async def abort(self, request_id: str, replicas: Replicas) -> bool:
         """End a live request with finish reason ABORTED, be it at one of these replicas or still on its way to one.
 
-        False if none is live here under this id. Raises Unavailable if a replica that may have it does not answer, and
-        it is not on its way.
+        False if none is live here under this id. Raises what `Replicas.abort` does, where it is not on its way.
         """
         is_under_way = self._departures.is_under_way(request_id)
         try:
             found = (await replicas.abort(request_id)).found
-        except Unavailable:
+        except OttserveError:
             if self._departures.abort(request_id):
                 return True
             raise
