@@ -224,24 +224,55 @@ async def test_when_all_are_late_none_is_there() -> None:
         await RayReplicas(handle, RoutingSettings(), answer_timeout_s=0.05).metrics_addresses()
 
 
-@pytest.mark.parametrize("found", [True, False])
-async def test_an_abort_asks_those_that_left_where_no_other_has_it(
-    monkeypatch: pytest.MonkeyPatch, found: bool
-) -> None:
-    async def ask(handle: Any, method: str, request_id: str, timeout_s: float) -> list[api.AbortResult]:
-        return [api.AbortResult(request_id, found)]
+class Nobody(Late):
+    """The same where Serve knows of no replica."""
+
+    def broadcast(self, method: str, *args: Any) -> Any:
+        raise DeploymentUnavailableError(serve.exceptions.DeploymentID("d", "a"))
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What those answer that only finish what they have; for the test to fill. Serve's router knows of no other."""
+    answers: list[Any] = []
+
+    async def ask(handle: Any, method: str, request_id: str, timeout_s: float) -> list[Any]:
+        return answers
 
     monkeypatch.setattr(ray_replicas, "ask_leaving", ask)
-    for there in ((), (api.AbortResult("r", False),)):
-        handle: Any = Late(*there)
+    monkeypatch.setattr(ray_replicas, "roster", lambda handle: frozenset())
+    return answers
+
+
+@pytest.mark.parametrize("found", [True, False])
+async def test_an_abort_asks_those_that_left_where_no_other_has_it(left: list[Any], found: bool) -> None:
+    left.append(api.AbortResult("r", found))
+    handles: tuple[Any, ...] = Nobody(), Late(api.AbortResult("r", False))
+    for handle in handles:
         replicas = RayReplicas(handle, RoutingSettings(), answer_timeout_s=0.05)
         assert await replicas.abort("r") == api.AbortResult("r", found)
 
 
-async def test_an_abort_that_nobody_can_answer_is_unavailable() -> None:
-    handle: Any = Late()
-    with pytest.raises(api.Unavailable):
-        await RayReplicas(handle, RoutingSettings(), answer_timeout_s=0.05).abort("r")
+async def test_one_that_left_and_is_late_may_have_it(left: list[Any]) -> None:
+    left += [TimeoutError(), api.AbortResult("r", False)]
+    handle: Any = Late(api.AbortResult("r", False))
+    replicas = RayReplicas(handle, RoutingSettings(), answer_timeout_s=0.05)
+    with pytest.raises(api.Unavailable, match="no replica answered in time"):
+        await replicas.abort("r")
+    left.append(api.AbortResult("r", True))
+    assert await replicas.abort("r") == api.AbortResult("r", True)
+
+
+async def test_where_nobody_is_nobody_has_it(left: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model without a replica keeps no abort from being told that nothing was found."""
+    handle: Any = Nobody()
+    replicas = RayReplicas(handle, RoutingSettings(), answer_timeout_s=0.05)
+    assert await replicas.abort("r") == api.AbortResult("r", False)
+    with pytest.raises(api.Unavailable, match="no replica answers"):
+        await replicas.info()
+    monkeypatch.setattr(ray_replicas, "roster", lambda handle: None)
+    with pytest.raises(api.Unavailable):  # where it is not known who is there, somebody may be
+        await replicas.abort("r")
 
 
 async def test_an_abort_is_found_although_another_is_late() -> None:

@@ -58,7 +58,10 @@ def roster(handle: DeploymentHandle) -> frozenset[str] | None:
 
 
 async def ask_leaving(handle: DeploymentHandle, method: str, *args: Any, timeout_s: float) -> list[Any]:
-    """What replicas answer that take no more tasks; none where Serve routes by itself. Of those that answer in time."""
+    """What replicas answer that take no more tasks, or a TimeoutError of each that does not in time.
+
+    None are known where Serve routes by itself.
+    """
     router = _ROUTERS.get(str(handle.deployment_id))
     if router is None:
         return []
@@ -70,6 +73,8 @@ async def ask_leaving(handle: DeploymentHandle, method: str, *args: Any, timeout
         try:
             result: ReplicaResult = replica.try_send_request(request, with_rejection=False)
             return await asyncio.wait_for(result.get_async(), timeout_s)
+        except TimeoutError as error:
+            return error
         except Exception:  # noqa: BLE001  it has ended, and there are many ways to learn of it
             router.leaving.pop(replica_id, None)
             return None

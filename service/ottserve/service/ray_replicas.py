@@ -49,8 +49,6 @@ LOST = (
     RequestCancelledError,
 )
 
-NOBODY = "no replica answers"
-
 
 class RayReplicas:
     """A `ReplicaClient` over one deployment. The fleet names the replica of a task; all are asked the rest."""
@@ -83,16 +81,17 @@ class RayReplicas:
     async def abort(self, request_id: str) -> AbortResult:
         """Asks all replicas, and where none has it, those that only finish what they have; one at most has it.
 
-        Raises Unavailable where one that does not answer may have it, or nobody answers.
+        Raises what kept one from an answer that may have it.
         """
         results, refusal = await self._ask_each("abort", request_id)
         if not any(result.found for result in results):
-            results += await ask_leaving(self._handle, "abort", request_id, timeout_s=self._answer_timeout_s)
-        if any(result.found for result in results):
-            return AbortResult(request_id, found=True)
-        if refusal or not results:
-            raise refusal or Unavailable(NOBODY)
-        return AbortResult(request_id, found=False)
+            left = await ask_leaving(self._handle, "abort", request_id, timeout_s=self._answer_timeout_s)
+            also, late = _sorted(left)
+            results, refusal = results + also, refusal or late
+        found = any(result.found for result in results)
+        if refusal and not found:
+            raise refusal
+        return AbortResult(request_id, found)
 
     async def info(self) -> ReplicaInfo:
         """Of the first that answers. Raises Unavailable."""
@@ -122,18 +121,18 @@ class RayReplicas:
         """The answers of the replicas that gave one in time, one at least. Raises what kept the first from it."""
         answers, refusal = await self._ask_each(method, *args)
         if not answers:
-            raise refusal or Unavailable(NOBODY)
+            raise refusal or Unavailable("no replica answers")
         return answers
 
     async def _ask_each(self, method: str, *args: str) -> tuple[list[Any], OttserveError | None]:
         """The answers of the replicas that gave one in time, and what kept the first of the others from it."""
         try:
-            results = await self._broadcast(method, *args)
+            return _sorted(await self._broadcast(method, *args))
+        except DeploymentUnavailableError as error:
+            is_nobody_there = roster(self._handle) == frozenset()
+            return [], None if is_nobody_there else as_ottserve_error(error)
         except Exception as error:  # noqa: BLE001  whatever it is, it has an answer
             return [], as_ottserve_error(error)
-        answers = [result for result in results if not isinstance(result, BaseException)]
-        refusals = [as_ottserve_error(result) for result in results if isinstance(result, BaseException)]
-        return answers, refusals[0] if refusals else None
 
     async def _broadcast(self, method: str, *args: str) -> list[Any]:
         """What each replica answered or failed with. Serve's own way to collect gives up all for one that is late."""
@@ -142,6 +141,13 @@ class RayReplicas:
             results = await response._fetch_replica_results_async()
         waits = (asyncio.wait_for(result.get_async(), self._answer_timeout_s) for result in results)
         return list(await asyncio.gather(*waits, return_exceptions=True))
+
+
+def _sorted(results: list[Any]) -> tuple[list[Any], OttserveError | None]:
+    """The answers among results, and the first error."""
+    answers = [result for result in results if not isinstance(result, BaseException)]
+    errors = [as_ottserve_error(result) for result in results if isinstance(result, BaseException)]
+    return answers, errors[0] if errors else None
 
 
 def as_ottserve_error(error: BaseException) -> OttserveError:

@@ -25,7 +25,7 @@ class Replicas(Protocol):
     async def abort(self, request_id: str) -> AbortResult:
         """Ends a request wherever it runs; its stream ends with `FinishReason.ABORTED`.
 
-        Raises Unavailable where it was not found and a replica that may have it did not answer.
+        Raises what kept a replica from its answer, Unavailable as a rule, where it was not found and may be there.
         """
         ...
 
