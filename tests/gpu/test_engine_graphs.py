@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 
 from ottserve.workers.api import GenerationTask, SamplingParams, StopParams, TextChunk
 from ottserve.workers.engine.engine import Engine
+from ottserve.workers.engine.graphs.sizes import first_that_holds
 from ottserve.workers.engine.loading import load_engine
+from ottserve.workers.kv.step import StepTensors
 from ottserve.workers.kv.table import POLICIES
 from ottserve.workers.settings import (
     CacheSettings,
@@ -21,12 +24,12 @@ from ottserve.workers.settings import (
 pytestmark = pytest.mark.gpu
 
 
-def make_engine(policy: str, *, graphs: bool, prompt_tokens: tuple[int, ...] = ()) -> Engine:
+def make_engine(policy: str, *, graphs: bool, prompt_tokens: tuple[int, ...] = (), **scheduler: int) -> Engine:
     return load_engine(
         EngineSettings(
             model=ModelSettings(path="toy", device="cuda"),
             cache=CacheSettings(policy=policy, **({"plain_layers": ()} if policy == "ott" else {})),
-            scheduler=SchedulerSettings(max_running=5),
+            scheduler=SchedulerSettings(max_running=5, **scheduler),
             graphs=GraphSettings(enabled=graphs, prompt_tokens=prompt_tokens),
         ),
         progress=lambda message: None,
@@ -57,8 +60,37 @@ def test_graph_and_eager_agree(policy, num_requests):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("num_requests", [1, 3, 7])
 def test_captured_steps_with_prompts_agree_too(policy, num_requests):
-    eager, replayed = make_engine(policy, graphs=False), make_engine(policy, graphs=True, prompt_tokens=(64, 256))
+    eager = make_engine(policy, graphs=False, max_tokens_per_step=200)
+    replayed = make_engine(policy, graphs=True, prompt_tokens=(64, 200), max_tokens_per_step=200)
     assert answers(replayed, num_requests) == answers(eager, num_requests)
-    counters = replayed.counters
-    assert counters.num_decode_graph_steps == counters.num_decode_steps > 0
-    assert 0 < counters.num_prompt_graph_steps <= counters.num_prefill_steps + counters.num_mixed_steps
+    assert eager.counters.num_graph_steps == 0
+    assert replayed.counters.num_graph_steps == replayed.counters.num_steps
+    assert replayed.counters.num_prefill_graph_steps > 0
+    assert (replayed.counters.num_mixed_graph_steps > 0) is (num_requests > 1)
+
+
+@torch.inference_mode()
+def test_a_replayed_step_is_the_captured_function_over_the_same_buffers():
+    """Bit for bit: what differs from eager steps differs by the padding alone."""
+    engine = make_engine("ott", graphs=True, prompt_tokens=(64, 200), max_tokens_per_step=200)
+    runner = engine._runner
+    graphs, store = runner._graphs, engine._store
+    stored = [*(run.pages for run in store.runs), *store.slots.tensors]
+    replay, kinds = graphs.replay, set()
+
+    def compare(step: StepTensors) -> torch.Tensor:
+        before = [tensor.clone() for tensor in stored]
+        replayed = [tensor.clone() for tensor in (replay(step), *stored)]
+        for tensor, values in zip(stored, before, strict=True):
+            tensor.copy_(values)
+        size = first_that_holds(graphs._sizes, step)
+        logits = runner._forward_padding(graphs._graphs[size].step)[: len(step.sampled_rows)]
+        assert torch.equal(replayed[0], logits)
+        for got, tensor in zip(replayed[1:], stored, strict=True):
+            assert torch.equal(got[:, 1:].nan_to_num(-1), tensor[:, 1:].nan_to_num(-1))  # but for the dummies
+        kinds.add((step.chunks is not None, step.num_decodes > 0))
+        return replayed[0]
+
+    graphs.replay = compare
+    assert all(answers(engine, 5).values())
+    assert kinds == {(True, False), (True, True), (False, True)}

@@ -199,7 +199,8 @@ def _events(counters: EngineCounters) -> Iterator[Metric]:
     yield steps
     graphs = CounterMetricFamily("ottserve_graph_steps", "Steps that replayed a graph.", labels=["kind"])
     graphs.add_metric(["decode"], counters.num_decode_graph_steps)
-    graphs.add_metric(["prompt"], counters.num_prompt_graph_steps)
+    graphs.add_metric(["prefill"], counters.num_prefill_graph_steps)
+    graphs.add_metric(["mixed"], counters.num_mixed_graph_steps)
     yield graphs
     yield CounterMetricFamily("ottserve_pages_sealed", "Pages filled.", counters.num_pages_sealed)
     yield CounterMetricFamily("ottserve_pages_evicted", "Cached pages given up.", counters.num_pages_evicted)

@@ -191,6 +191,10 @@ class EngineSettings(Section):
             )
         if self.model.peer_sums and self.model.tensor_parallel == 1:
             raise ValueError("model.peer_sums=True, model.tensor_parallel=1: there is no other rank to sum with")
+        graphs, is_on_cpu = self.graphs, self.model.device == "cpu"
+        if graphs.prompt_tokens and (graphs.enabled is False or is_on_cpu):
+            why = "model.device=cpu" if is_on_cpu else "graphs.enabled=False"
+            raise ValueError(f"graphs.prompt_tokens={graphs.prompt_tokens}, {why}: no steps are captured")
         correction = self.correction
         if correction.path is None and correction.threshold is not None:
             raise ValueError(f"correction.threshold={correction.threshold}: there is no correction.path")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.graphs.padding import fill, make_padding
-from ottserve.workers.engine.graphs.sizes import MAX_CHUNKS, GraphSizes, Size
+from ottserve.workers.engine.graphs.sizes import MAX_CHUNKS, GraphSizes, Size, first_that_holds
 from ottserve.workers.kv.step import ChunkPages, Chunks, DecodeRows, StepTensors, TailTokens
 
 GROUP = 32
@@ -24,15 +24,14 @@ SIZES = GraphSizes(max_rows=4, max_pages=12, prompt_tokens=(40, 70, 200))
 def pad_steps(engine: Engine) -> list[Size | None]:
     """Have an engine compute every step in buffers that it fills again and again; gives the sizes, as steps come."""
     run, found = engine._runner.run, []
-    buffers = [(size, make_padding(size, GROUP, torch.device("cpu"))) for size in SIZES.all(GROUP)]
+    buffers = {size: make_padding(size, GROUP, torch.device("cpu")) for size in SIZES.best_first(GROUP)}
 
     def run_padded(step: StepTensors) -> Tensor:
-        size, buffer = next((each for each in buffers if each[0].holds(step)), (None, None))
-        found.append(size)
-        if buffer is None:
+        found.append(size := first_that_holds(buffers, step))
+        if size is None:
             return run(step)
-        fill(buffer, step, GROUP)
-        return run(replace(buffer, decode_seal=step.decode_seal))[: len(step.sampled_rows)]
+        fill(buffers[size], step, GROUP)
+        return run(replace(buffers[size], decode_seal=step.decode_seal))[: len(step.sampled_rows)]
 
     engine._runner.run = run_padded
     return found

@@ -30,7 +30,7 @@ class Way:
     max_tokens_per_step: int = 512
 
 
-UNPREPARED = GraphSettings(enabled=False, compile_layers=False)  # type: ignore[call-arg]
+UNPREPARED = GraphSettings(enabled=False, compile_layers=False, prompt_tokens=())
 """To capture and compile takes longer than all steps of a comparison."""
 USUAL, OTHER = Way(), Way(max_running=5, max_tokens_per_step=96)
 

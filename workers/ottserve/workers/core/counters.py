@@ -13,8 +13,8 @@ class EngineCounters:
         num_prompt_tokens_computed, num_prompt_tokens_cached: prompt tokens by where their keys and values came from.
         num_generated_tokens: tokens sampled and kept.
         num_decode_steps, num_prefill_steps, num_mixed_steps: steps with decode rows only, prompt chunks only, or both.
-        num_decode_graph_steps, num_prompt_graph_steps: steps that replayed a captured graph, with decode rows only or
-            with prompt chunks; the others ran eagerly.
+        num_decode_graph_steps, num_prefill_graph_steps, num_mixed_graph_steps: those of them that replayed a captured
+            graph; the others ran eagerly.
         num_step_rows: sequences computed, summed over steps; its growth over one step is that step's batch size.
         num_pages_sealed: pages filled. num_pages_evicted: cached pages given up to make room.
         num_preemptions: running sequences put back to wait.
@@ -29,7 +29,8 @@ class EngineCounters:
     num_prefill_steps: int = 0
     num_mixed_steps: int = 0
     num_decode_graph_steps: int = 0
-    num_prompt_graph_steps: int = 0
+    num_prefill_graph_steps: int = 0
+    num_mixed_graph_steps: int = 0
     num_step_rows: int = 0
     num_pages_sealed: int = 0
     num_pages_evicted: int = 0
@@ -46,4 +47,4 @@ class EngineCounters:
     @property
     def num_graph_steps(self) -> int:
         """Steps of every kind that replayed a captured graph."""
-        return self.num_decode_graph_steps + self.num_prompt_graph_steps
+        return self.num_decode_graph_steps + self.num_prefill_graph_steps + self.num_mixed_graph_steps

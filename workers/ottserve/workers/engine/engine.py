@@ -59,10 +59,10 @@ class Engine:
         self._ledger = ledger
         self._store = store
         self._runner = runner
-        max_pages = max(1, min(model_info.context_length // store.spec.group, store.num_pages - 1))
         vocab_size, eos_token_ids = model_info.vocab_size, model_info.eos_token_ids
+        most_pages = store.most_pages(model_info.context_length)
         counts = TokenCounts(store.num_slots, vocab_size, store.device)
-        self._computer = Computer(store, runner, Sampler(counts, eos_token_ids), correction, max_pages)
+        self._computer = Computer(store, runner, Sampler(counts, eos_token_ids), correction, most_pages)
         self._corrected = CorrectionCounts() if correction is None else correction.counts
         forms = FormQueue(FormCompiler(tokenizer_files.tokenizer_json, vocab_size, eos_token_ids))
         self._requests = Requests(scheduler, forms, vocabulary, now)

@@ -91,22 +91,20 @@ def make_engine(
         f"(policy {spec.policy}, {store.num_pages * store.page_bytes / 2**20:,.0f} MiB of pages)"
     )
     runner = _runner(settings, model, store, crew) if make_runner is None else make_runner(model.module, store)
-    graphs = _wants_graphs(settings, model)
+    limits = find_limits(settings.scheduler, model, spec)
+    graphs = _graph_sizes(settings, model, store, limits)
     if model.device.type == "cuda":
         progress("compiling what the first requests will need")
         warm_up(runner.run, spec, model.device)  # before steps are captured: what it compiles is for those that are not
-    if graphs:
+    if graphs is not None:
         progress("capturing steps as CUDA graphs")
-        most_pages = max(1, min(model.info.context_length // spec.group, store.num_pages - 1))
-        prompt_tokens = sorted(set(settings.graphs.prompt_tokens))
-        runner.capture(GraphSizes(settings.scheduler.max_running, most_pages, tuple(prompt_tokens)))
+        runner.capture(graphs)
     ledger = Ledger(store.num_pages, store.num_slots)
     prefix = PrefixCache(ledger, spec.group, spec.fingerprint, enabled=settings.cache.prefix_cache)
-    limits = find_limits(settings.scheduler, model, spec)
     scheduler = Scheduler(spec, ledger, prefix, limits, model.info.eos_token_ids, time.time)
     return Engine(
         model_info=model.info,
-        server_info=_server_info(settings, model, store, limits, graphs),
+        server_info=_server_info(settings, model, store, limits, graphs is not None),
         tokenizer_files=model.tokenizer,
         vocabulary=Vocabulary.of(Tokenizer.from_str(model.tokenizer.tokenizer_json)),
         scheduler=scheduler,
@@ -168,15 +166,21 @@ def _runner(settings: EngineSettings, model: LoadedModel, store: KVStore, crew: 
     return Runner(model.module, store) if model.reads_prompts else UnreadRunner(model.module, store)
 
 
-def _wants_graphs(settings: EngineSettings, model: LoadedModel) -> bool:
-    if settings.graphs.enabled and model.device.type != "cuda":
-        raise ValueError(f"graphs.enabled=True, model.device={model.device}: CUDA graphs need a CUDA device")
-    wanted, prompts = _wants(settings.graphs.enabled, model), settings.graphs.prompt_tokens
-    if prompts and not wanted:
-        raise ValueError(f"graphs.prompt_tokens={prompts}: no steps are captured (graphs.enabled, or a CUDA device)")
+def _graph_sizes(settings: EngineSettings, model: LoadedModel, store: KVStore, limits: Limits) -> GraphSizes | None:
+    """What is to be captured; None where nothing is. Raises ValueError where more is asked for than can be."""
+    asked, prompts = settings.graphs.enabled, sorted(set(settings.graphs.prompt_tokens))
     if prompts and not model.reads_prompts:
         raise ValueError(f"graphs.prompt_tokens={prompts}, model.path={model.info.name}: prompts are left unread")
-    return wanted
+    if (asked or prompts) and model.device.type != "cuda":
+        setting = "graphs.enabled=True" if asked else f"graphs.prompt_tokens={prompts}"
+        raise ValueError(f"{setting}, model.device={model.device}: CUDA graphs need a CUDA device")
+    most = limits.max_tokens_per_step
+    if prompts and prompts[-1] > most:
+        raise ValueError(f"graphs.prompt_tokens={prompts}: a step has at most {most} (scheduler.max_tokens_per_step)")
+    if not _wants(asked, model):
+        return None
+    most_pages = store.most_pages(model.info.context_length)
+    return GraphSizes(settings.scheduler.max_running, most_pages, tuple(prompts))
 
 
 def _wants(setting: bool | None, model: LoadedModel) -> bool:

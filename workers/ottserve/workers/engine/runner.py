@@ -63,9 +63,9 @@ class Runner:
             Logits `[S, V]` of the rows that choose a token, in the model's dtype; valid until the next step.
         """
         kv = self._open_step(self._store, step)
-        replay = None if self._graphs is None else self._graphs.find(step)
-        self.replayed = replay is not None
-        logits = self._forward(step, kv) if replay is None else replay()
+        replayed = None if self._graphs is None else self._graphs.replay(step)
+        self.replayed = replayed is not None
+        logits = self._forward(step, kv) if replayed is None else replayed
         kv.close()
         return logits
 

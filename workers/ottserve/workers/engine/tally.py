@@ -22,7 +22,7 @@ class Tally:
         """Count a step that has ended at `now`; `replayed`: it was a captured graph."""
         before = self.counters
         kind = "mixed" if plan.decodes and plan.chunks else "prefill" if plan.chunks else "decode"
-        steps, graphs = f"num_{kind}_steps", f"num_{'prompt' if plan.chunks else 'decode'}_graph_steps"
+        steps, graphs = f"num_{kind}_steps", f"num_{kind}_graph_steps"
         self.counters = replace(
             before,
             num_prompt_tokens_computed=before.num_prompt_tokens_computed

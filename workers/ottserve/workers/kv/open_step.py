@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -24,12 +26,15 @@ class OpenStep:
         self._step = step
         self._decodes = None if step.decodes is None else begin_decodes(store, step.decodes)
         if step.fresh_slots is not None:
+            # By calls that can be captured, which an assignment to an indexed tensor may not be.
             store.slots.outlier_count.index_fill_(1, step.fresh_slots, 0)
             store.slots.frozen.index_fill_(1, step.fresh_slots, 0)
-        self._pool_sizes: tuple[Tensor, ...] = ()
-        if step.chunks is not None and step.chunks.pages is not None:
-            num_chunks = step.chunks.slot_ids.numel()
-            self._pool_sizes = store.pool_sizes[:, None].repeat(1, num_chunks).unbind()  # once, for all layers
+
+    @cached_property
+    def _pool_sizes(self) -> tuple[Tensor, ...]:
+        """Of each chunk, by layer: made once, and not at all where a captured step is replayed."""
+        num_chunks = 0 if self._step.chunks is None else self._step.chunks.slot_ids.numel()
+        return self._store.pool_sizes[:, None].repeat(1, num_chunks).unbind()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Attention of one layer over what is stored, and storing what is new.

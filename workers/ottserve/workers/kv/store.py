@@ -87,6 +87,10 @@ class KVStore:
         """Bytes of one slot over all layers, measured from the tensors' storage."""
         return self.slots.num_bytes // self.num_slots
 
+    def most_pages(self, context_length: int) -> int:
+        """Columns of a page table: what a sequence of that length fills, or as many as there are; one at least."""
+        return max(1, min(context_length // self.spec.group, self.num_pages - 1))
+
     def run_of(self, layer: int) -> LayerRun:
         """The run that a layer is of."""
         return next(run for run in self.runs if layer in run.layers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +20,15 @@ from ottserve.workers.kv.step import ChunkPages, Chunks, DecodeRows, StepTensors
 NOTHING = torch.empty(0, dtype=torch.int32)
 NO_ROWS = DecodeRows(NOTHING, NOTHING, NOTHING[:, None], NOTHING, NOTHING)
 NO_PAGES = ChunkPages(NOTHING, NOTHING, NOTHING, NOTHING)
+"""What a step without these brings into the buffers: nothing, so that all of them becomes padding."""
 
-Filling = tuple[Tensor, Tensor, int]
-"""A vector, what comes to its beginning, and what fills the rest."""
+
+class Filling(NamedTuple):
+    """A vector of a captured step, what comes to its beginning, and what fills the rest."""
+
+    buffer: Tensor
+    values: Tensor
+    padding: int
 
 
 def make_padding(size: Size, group: int, device: torch.device) -> StepTensors:
@@ -68,44 +75,51 @@ def fill(target: StepTensors, step: StepTensors, group: int) -> None:
     for buffer, tokens in ((target.token_ids, step.token_ids), (target.position_ids, step.position_ids)):
         buffer[0, :count].copy_(tokens[0, :count])
         buffer[0, num_rows : num_rows + tokens.shape[1] - count].copy_(tokens[0, count:])
-    for buffer, values, padding in chain(_decodes(target, step), _chunks(target, step, group)):
-        buffer[: len(values)].copy_(values)
-        buffer[len(values) :].fill_(padding)
+    for filling in chain(_decodes(target, step), _chunks(target, step, group)):
+        count = len(filling.values)
+        if count:
+            filling.buffer[:count].copy_(filling.values)
+        filling.buffer[count:].fill_(filling.padding)
+    for buffer, table in _tables(target, step):
+        buffer[: len(table), : table.shape[1]].copy_(table)
 
 
 def _decodes(target: StepTensors, step: StepTensors) -> Iterator[Filling]:
     into, rows = target.decodes, step.decodes or NO_ROWS
     if into is None:
         raise ValueError("a captured step has decode rows, if only padding")
-    _fill_table(into.page_table, rows.page_table)
-    yield into.slot_ids, rows.slot_ids, 0
-    yield into.positions, rows.positions, 0
-    yield into.num_pages, rows.num_pages, 0
-    yield into.lengths, rows.lengths, 0
+    yield Filling(into.slot_ids, rows.slot_ids, 0)
+    yield Filling(into.positions, rows.positions, 0)
+    yield Filling(into.num_pages, rows.num_pages, 0)
+    yield Filling(into.lengths, rows.lengths, 0)
 
 
 def _chunks(target: StepTensors, step: StepTensors, group: int) -> Iterator[Filling]:
     into, chunks = target.chunks, step.chunks
-    if into is None or chunks is None or into.pages is None or target.fresh_slots is None:
+    if into is None or chunks is None:
         return
+    if into.pages is None or target.fresh_slots is None:
+        raise ValueError("a captured step with chunks fills pages and begins sequences, if only the dummies")
     sampled, moved = step.sampled_rows, target.num_decodes - step.num_decodes
-    yield target.sampled_rows, torch.where(sampled < step.num_decodes, sampled, sampled + moved), 0
-    yield target.fresh_slots, NOTHING if step.fresh_slots is None else step.fresh_slots, 0
-    _fill_table(into.page_table, chunks.page_table)
-    yield into.starts, chunks.starts, step.token_ids.shape[1] - step.num_decodes
-    yield into.num_pages, chunks.num_pages, 0
-    yield into.slot_ids, chunks.slot_ids, 0
-    yield into.lengths, chunks.lengths, group
-    yield into.tail.rows, chunks.tail.rows, 0
-    yield into.tail.slot_ids, chunks.tail.slot_ids, 0
-    yield into.tail.positions, chunks.tail.positions, 0
+    yield Filling(target.sampled_rows, torch.where(sampled < step.num_decodes, sampled, sampled + moved), 0)
+    yield Filling(target.fresh_slots, NOTHING if step.fresh_slots is None else step.fresh_slots, 0)
+    yield Filling(into.starts, chunks.starts, step.token_ids.shape[1] - step.num_decodes)
+    yield Filling(into.num_pages, chunks.num_pages, 0)
+    yield Filling(into.slot_ids, chunks.slot_ids, 0)
+    yield Filling(into.lengths, chunks.lengths, group)
+    yield Filling(into.tail.rows, chunks.tail.rows, 0)
+    yield Filling(into.tail.slot_ids, chunks.tail.slot_ids, 0)
+    yield Filling(into.tail.positions, chunks.tail.positions, 0)
     pages = chunks.pages or NO_PAGES
-    yield into.pages.starts, pages.starts, len(pages.rows)
-    yield into.pages.rows, pages.rows, MAX_CHUNKS
-    yield into.pages.page_ids, pages.page_ids, 0
-    yield into.pages.first_positions, pages.first_positions, 0
+    yield Filling(into.pages.starts, pages.starts, len(pages.rows))
+    yield Filling(into.pages.rows, pages.rows, MAX_CHUNKS)
+    yield Filling(into.pages.page_ids, pages.page_ids, 0)
+    yield Filling(into.pages.first_positions, pages.first_positions, 0)
 
 
-def _fill_table(buffer: Tensor, table: Tensor) -> None:
-    """Rows are read as far as their number of pages says, so nothing is left to be padded."""
-    buffer[: len(table), : table.shape[1]].copy_(table)
+def _tables(target: StepTensors, step: StepTensors) -> Iterator[tuple[Tensor, Tensor]]:
+    """Page tables and what comes into them. Rows are read as far as their number of pages says: none is padded."""
+    if target.decodes is not None and step.decodes is not None:
+        yield target.decodes.page_table, step.decodes.page_table
+    if target.chunks is not None and step.chunks is not None:
+        yield target.chunks.page_table, step.chunks.page_table

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ottserve.workers.kv.step import StepTensors
 
 MAX_CHUNKS = 8
-"""Prompts with tokens in one captured step. As many begin in 8 steps of 64 rows that answer 64 tokens each."""
+"""Prompts with tokens in one captured step: more than that come at once only where many waited."""
 
-MORE_PAGES = 2
+SPARE_PAGES = 2
 """Pages that a captured step fills beyond one for each whole group of its prompt tokens: a tail was there before."""
 
 
@@ -28,13 +28,13 @@ class GraphSizes:
     max_pages: int
     prompt_tokens: tuple[int, ...] = ()
 
-    def all(self, group: int) -> Iterator[Size]:
-        """Every size; of those that hold a step the first is the best."""
+    def best_first(self, group: int) -> Iterator[Size]:
+        """Every size; of those that hold a step the first is the one to take."""
         for rows in row_counts(self.max_rows):
             yield Size(rows, self.max_pages, 0, 0)
         for tokens in self.prompt_tokens:
             for rows in rows_beside_prompts(self.max_rows):
-                yield Size(rows, self.max_pages, tokens, tokens // group + MORE_PAGES)
+                yield Size(rows, self.max_pages, tokens, tokens // group + SPARE_PAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Size:
 
     Attributes:
         rows: decode rows.
-        max_pages: of a sequence.
+        max_pages: columns of page tables.
         tokens: of prompts, in `MAX_CHUNKS` chunks at most; 0 is a step without.
         pages: that its chunks fill.
     """
@@ -71,6 +71,11 @@ class Size:
             and pages <= self.pages
             and len(step.sampled_rows) <= self.num_sampled
         )
+
+
+def first_that_holds(sizes: Iterable[Size], step: StepTensors) -> Size | None:
+    """In which a step is replayed; None where it has to run eagerly."""
+    return next((size for size in sizes if size.holds(step)), None)
 
 
 def row_counts(max_rows: int) -> tuple[int, ...]:
