@@ -34,8 +34,8 @@ from ottserve.loadtest.scrape import scrape
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-# Most seconds from the fault to each event that a caller waits for; recovery itself depends on the machine. Usually it is
-# tenths of one (docs/operations.md); were what has ended computed on, it would be ten and more.
+# Most seconds from the fault to each event that a caller waits for; recovery itself depends on the machine. Usually it
+# is tenths of one (docs/operations.md); were what has ended computed on, it would be ten and more.
 BOUNDS = {
     "all-cancelled": {"next request served": 5, "gauges at 0": 5},
     "all-aborted": {"streams ended": 5, "gauges at 0": 5},
