@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -19,10 +16,9 @@ from tests.workers.models.families import Answer, answers
 from ottserve.workers.api import GenerationTask, Internal, SamplingParams, StopParams, TextChunk
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.loading import load_engine
-from ottserve.workers.engine.ranks import follower, pulse
-from ottserve.workers.engine.ranks.crew import RankLost, _accept
-from ottserve.workers.engine.ranks.seat import Seat, socket_path
-from ottserve.workers.models.sharding import Share
+from ottserve.workers.engine.ranks import follower
+from ottserve.workers.engine.ranks.crew import RankLost
+from ottserve.workers.engine.ranks.seat import Seat
 from ottserve.workers.settings import EngineSettings, ModelSettings
 
 NOTICED_S = 5.0
@@ -184,34 +180,6 @@ def test_a_rank_that_can_not_join_ends_the_start(
     with pytest.raises(RankLost, match=why):
         two_ranks.engine(settings_of(2), follow)
     assert time.monotonic() - began < NOTICED_S and not two_ranks.losses
-
-
-def test_ranks_that_do_not_come_are_named() -> None:
-    with TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(socket_path(folder)))
-        server.listen()
-        server.settimeout(0.1)
-        line = Seat(Share(2, 4), folder).connect()
-        with pytest.raises(RankLost, match=r"^rank 1, 3 did not come within 300 s$"):
-            _accept(server, range(1, 4))
-        line.close()
-
-
-def test_a_rank_that_hangs_is_named(
-    two_ranks: TwoRanks, settings_of: SettingsOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Although nothing is asked of it, and no loss: it may go on."""
-    monkeypatch.setattr(pulse, "SILENT_S", 2 * pulse.BEAT_S)
-    said: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-    for level in ("error", "warning"):
-        monkeypatch.setattr(pulse.log, level, lambda event, rank, **_: said.put((event, rank)))
-    engine = two_ranks.engine(settings_of(2, policy="fp16"))
-    [process] = two_ranks.processes
-    os.kill(process.pid, signal.SIGSTOP)
-    assert said.get(timeout=NOTICED_S) == ("rank_silent", 1)
-    os.kill(process.pid, signal.SIGCONT)
-    assert said.get(timeout=NOTICED_S) == ("rank_answers_again", 1)
-    assert len(run(engine, task("a", 20))["a", 0]) == 40 and said.empty() and not two_ranks.losses
 
 
 def test_a_rank_that_ends_with_a_replica_that_loads_is_not_lost(two_ranks: TwoRanks, settings_of: SettingsOf) -> None:

@@ -9,7 +9,7 @@ import queue
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -18,7 +18,6 @@ import structlog
 import torch
 from torch import distributed
 
-from ottserve.workers.engine.ranks.pulse import BEAT_S, Alive, Pulse
 from ottserve.workers.engine.ranks.seat import End, Failed, Seat, socket_path, try_device
 from ottserve.workers.models.sharding import Share
 
@@ -76,7 +75,7 @@ class Crew:
             server.settimeout(START_LIMIT_S)
             for rank in range(1, num_ranks):
                 start(Seat(Share(rank, num_ranks), self._folder.name))
-            self._connections = _accept(server, range(1, num_ranks))
+            self._connections = _accept(server, num_ranks - 1)
         self._listener = threading.Thread(target=self._listen, name="ranks", daemon=True)
         self._listener.start()
 
@@ -140,18 +139,15 @@ class Crew:
 
     def _listen(self) -> None:
         ranks = {connection: rank for rank, connection in enumerate(self._connections, 1)}
-        pulse = Pulse(ranks.values())
         while ranks and not self._closing:
-            for connection in wait(list(ranks), BEAT_S):
+            for connection in wait(list(ranks)):
                 rank = ranks[connection]  # type: ignore[index]
                 message = _receive(connection)  # type: ignore[arg-type]
-                pulse.hear(rank)
                 if isinstance(message, Failed):
                     del ranks[connection]  # type: ignore[arg-type]
                     self._lose(f"rank {rank}: {message.why}")
-                elif not isinstance(message, Alive):
+                else:
                     self._heard[rank - 1].put(message)
-            pulse.look(ranks.values())
 
     def _lose(self, why: str) -> None:
         if self.lost is None and not self._closing and not self._is_ending():
@@ -163,16 +159,16 @@ class Crew:
                 self._on_loss(why)
 
 
-def _accept(server: socket.socket, ranks: Sequence[int]) -> list[Connection]:
+def _accept(server: socket.socket, number: int) -> list[Connection]:
     """The followers' connections in the order of ranks."""
     found: dict[int, Connection] = {}
-    while missing := [str(rank) for rank in ranks if rank not in found]:
+    while len(found) < number:
         try:
             connection = Connection(server.accept()[0].detach())
         except TimeoutError as error:
-            raise RankLost(f"rank {', '.join(missing)} did not come within {START_LIMIT_S:.0f} s") from error
+            raise RankLost(f"{number - len(found)} ranks did not come within {START_LIMIT_S:.0f} s") from error
         found[connection.recv()] = connection
-    return [found[rank] for rank in ranks]
+    return [found[rank] for rank in sorted(found)]
 
 
 def _receive(connection: Connection) -> object:

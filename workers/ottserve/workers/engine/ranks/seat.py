@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 
 import torch
 from torch import distributed
 from torch._C._distributed_c10d import FileStore
 
-from ottserve.workers.engine.ranks.pulse import Line
 from ottserve.workers.models.sharding import Share
 
 JOINT_LIMIT_S = 600.0  # ranks compile at their own pace, and wait for one another meanwhile
@@ -24,14 +23,11 @@ class Seat:
     share: Share
     folder: str
 
-    def connect(self) -> Line:
-        """To rank 0, which hears from then on that this rank is alive."""
-        with socket.socket(socket.AF_UNIX) as unix:
-            unix.connect(str(socket_path(self.folder)))
-            line = Line(unix.detach())
-        line.send(self.share.rank)
-        line.give_signs()
-        return line
+    def connect(self) -> Connection:
+        """To rank 0."""
+        connection: Connection = Client(str(socket_path(self.folder)), family="AF_UNIX")
+        connection.send(self.share.rank)
+        return connection
 
     def join(self, device: torch.device) -> None:
         """Join the default group of `torch.distributed`, when all do; waits for those that do not come."""
