@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import sys
 import threading
@@ -42,7 +41,7 @@ def handle(counting_engine: type, gate: Path) -> Any:
 
     engine = counting_engine(wait_at_gate)
     application = serve.deployment(Replica).bind(
-        SETTINGS, lambda settings, progress, is_ending: engine, lambda: Place("r1", "127.0.0.1"), configure_logs, 0.5
+        SETTINGS, lambda settings, progress: engine, lambda: Place("r1", "127.0.0.1"), configure_logs, 0.5
     )
     return serve.run(application, _local_testing_mode=True)
 
@@ -122,25 +121,6 @@ def test_unhealthy_only_while_work_is_pending_and_no_step_ends(
     reader.join()
     assert answer[-1].finish
     handle.check_health.remote().result()
-
-
-async def test_who_loads_can_tell_that_the_replica_is_being_ended(counting_engine: type) -> None:
-    """Ray ends the ranks of a replica at about the same time, and those that load hear no message by then."""
-    has_begun, is_told = threading.Event(), threading.Event()
-
-    def load(settings: EngineSettings, progress: Callable[[str], None], is_ending: Callable[[], bool]) -> Any:
-        if not is_ending():
-            has_begun.set()
-        eventually(is_ending)
-        is_told.set()
-        return counting_engine()
-
-    replica = Replica.__new__(Replica)
-    starting = asyncio.create_task(replica.__init__(SETTINGS, load, lambda: Place("r1", "::1"), configure_logs, 0.5))
-    assert await asyncio.to_thread(has_begun.wait, 2)
-    replica.__del__()
-    assert await asyncio.to_thread(is_told.wait, 2)
-    await starting
 
 
 def num_running(handle: Any) -> int:

@@ -17,7 +17,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ottserve.workers.autoscaling import Policy
 from ottserve.workers.engine_thread import EngineLike, Progress
 from ottserve.workers.rank_actors import placement, start_crew
-from ottserve.workers.replica import IsEnding, Place, Replica
+from ottserve.workers.replica import Place, Replica
 from ottserve.workers.settings import DeploymentSettings, EngineSettings
 
 NAME = "replica"
@@ -95,13 +95,11 @@ def _routed_by(request_router: type | None) -> RequestRouterConfig:
     return RequestRouterConfig(request_router_class=request_router) if request_router else RequestRouterConfig()
 
 
-def load_engine(
-    configure_logs: Callable[[], None], settings: EngineSettings, progress: Progress, is_ending: IsEnding
-) -> EngineLike:
-    """Called in the replica: only there is torch imported. The first and the last are for other ranks, if any."""
+def load_engine(configure_logs: Callable[[], None], settings: EngineSettings, progress: Progress) -> EngineLike:
+    """Called in the replica: only there is torch imported. `configure_logs` is for other ranks, where there are any."""
     from ottserve.workers.engine import loading  # noqa: PLC0415  torch is for the replica alone
 
-    crew = start_crew(settings, configure_logs, is_ending) if settings.model.tensor_parallel > 1 else None
+    crew = start_crew(settings, configure_logs) if settings.model.tensor_parallel > 1 else None
     return loading.load_engine(settings, progress, crew)
 
 

@@ -38,17 +38,15 @@ def placement(num_ranks: int, num_cpus: float, num_gpus: float) -> dict[str, Any
     return {"placement_group_bundles": [resources] * num_ranks, "placement_group_strategy": "STRICT_PACK"}
 
 
-def start_crew(settings: EngineSettings, configure_logs: Callable[[], None], is_ending: Callable[[], bool]) -> Crew:
+def start_crew(settings: EngineSettings, configure_logs: Callable[[], None]) -> Crew:
     """Start the other ranks of this replica; it ends when one of them does, and Serve starts another.
-
-    Where `is_ending` says that the replica is being ended, they may end before it: Ray ends all at once.
 
     Raises:
         RankLost: one did not come.
     """
     from ottserve.workers.engine.ranks.crew import Crew  # noqa: PLC0415  torch is for the replica alone
 
-    return Crew(settings.model.tensor_parallel, _Starter(settings, configure_logs).start, _end_replica, is_ending)
+    return Crew(settings.model.tensor_parallel, _Starter(settings, configure_logs).start, _end_replica)
 
 
 class _Starter:

@@ -24,8 +24,7 @@ from ottserve.workers.settings import EngineSettings
 
 log = structlog.get_logger("ottserve.replica")
 
-IsEnding = Callable[[], bool]
-LoadEngine = Callable[[EngineSettings, Progress, IsEnding], EngineLike]
+LoadEngine = Callable[[EngineSettings, Progress], EngineLike]
 
 SWITCH_INTERVAL_S = 0.001
 """For how long one thread may keep the interpreter while another wants it. A step gives it up at each of its some forty
@@ -55,28 +54,19 @@ class Replica:
         configure_logs: Callable[[], None],
         stall_s: float,
     ) -> None:
-        """Begin to load, and return when that is done.
-
-        Args:
-            settings: of the engine.
-            load_engine: runs on the engine thread; may ask at any time whether the replica is being ended.
-            place: tells where this is.
-            configure_logs: called first thing.
-            stall_s: work pending and no step for so long is a fault.
-        """
+        """`load_engine` runs on the engine thread. Work pending and no step for `stall_s` is a fault."""
         configure_logs()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         here = place()
         self._replica_id = here.replica_id
         self._stall_s = stall_s
-        self._is_ending = False
         self._demand = DemandMeter(time.monotonic)
         self._metrics = ReplicaMetrics(self._replica_id, lambda: self._engine.snapshot)
         port = self._metrics.serve(settings.metrics.host, settings.metrics.port)
         host = here.address if settings.metrics.host in ("0.0.0.0", "::") else settings.metrics.host
         self._metrics_address = f"{host}:{port}"
         self._engine = EngineLoop(
-            lambda progress: load_engine(settings, progress, lambda: self._is_ending),
+            lambda progress: load_engine(settings, progress),
             message_interval_s=settings.output.message_interval_ms / 1000,
             progress=_say,
             on_step=self._metrics.record_step,
@@ -140,7 +130,6 @@ class Replica:
 
     def __del__(self) -> None:
         """Called by Serve at the end, when running requests have had their time."""
-        self._is_ending = True
         self._engine.close()
         self._metrics.close()
 

@@ -182,13 +182,6 @@ def test_a_rank_that_can_not_join_ends_the_start(
     assert time.monotonic() - began < NOTICED_S and not two_ranks.losses
 
 
-def test_a_rank_that_ends_with_a_replica_that_loads_is_not_lost(two_ranks: TwoRanks, settings_of: SettingsOf) -> None:
-    two_ranks.is_ending = True
-    crew = two_ranks.gather(settings_of(2), is_killed)
-    crew._listener.join(NOTICED_S)
-    assert not crew._listener.is_alive() and crew.lost is None and not two_ranks.losses
-
-
 def test_a_rank_that_is_lost_while_all_join_is_told_to_the_owner(
     two_ranks: TwoRanks, settings_of: SettingsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,20 +36,14 @@ class TwoRanks:
     Attributes:
         processes: of the ranks but 0, of the engine there is now.
         losses: of all engines.
-        is_ending: whether rank 0's process is said to be about to end.
     """
 
     crew: Crew | None = None
     processes: list[BaseProcess] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
-    is_ending: bool = False
 
     def engine(self, settings: EngineSettings, follow: Follow = follow) -> Engine:
         """An engine, when that before has ended; `follow` is what the second rank runs. It sees one GPU, if any."""
-        return load_engine(settings, lambda message: None, self.gather(settings, follow))
-
-    def gather(self, settings: EngineSettings, follow: Follow = follow) -> Crew:
-        """The second rank alone, when what was before has ended."""
         self.close()
 
         def start(seat: Seat) -> None:
@@ -58,8 +52,8 @@ class TwoRanks:
                 process.start()
             self.processes.append(process)
 
-        self.crew = Crew(settings.model.tensor_parallel, start, self.losses.append, lambda: self.is_ending)
-        return self.crew
+        self.crew = Crew(settings.model.tensor_parallel, start, self.losses.append)
+        return load_engine(settings, lambda message: None, self.crew)
 
     def close(self) -> None:
         """End the engine; fails where a rank does not."""

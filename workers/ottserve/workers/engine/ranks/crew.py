@@ -32,7 +32,6 @@ class RankLost(RuntimeError):
 
 StartFollower = Callable[[Seat], None]
 OnLoss = Callable[[str], None]
-IsEnding = Callable[[], bool]
 
 
 class Crew:
@@ -42,13 +41,7 @@ class Crew:
         lost: why no step can be made any more, or None.
     """
 
-    def __init__(
-        self,
-        num_ranks: int,
-        start: StartFollower,
-        on_loss: OnLoss = lambda why: None,
-        is_ending: IsEnding = lambda: False,
-    ) -> None:
+    def __init__(self, num_ranks: int, start: StartFollower, on_loss: OnLoss = lambda why: None) -> None:
         """Start the followers and wait until they are there.
 
         Args:
@@ -56,8 +49,6 @@ class Crew:
             start: begins a process that calls `follow` with the seat, and returns at once.
             on_loss: called on a thread of its own when a rank is lost during `join` or after `arm`, at once, whatever
                 rank 0 is waiting for then.
-            is_ending: whether this process is about to be ended, be it while it loads: a rank that ends then is not
-                lost, and who waits for it goes on waiting.
 
         Raises:
             RankLost: one did not come in time.
@@ -66,7 +57,6 @@ class Crew:
         self._folder = tempfile.TemporaryDirectory(prefix="ottserve-ranks-")  # for this user alone
         self._seat = Seat(Share(0, num_ranks), self._folder.name)
         self._on_loss = on_loss
-        self._is_ending = is_ending
         self._heard: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(num_ranks - 1)]
         self._armed = self._closing = False
         with socket.socket(socket.AF_UNIX) as server:
@@ -150,7 +140,7 @@ class Crew:
                     self._heard[rank - 1].put(message)
 
     def _lose(self, why: str) -> None:
-        if self.lost is None and not self._closing and not self._is_ending():
+        if self.lost is None and not self._closing:
             self.lost = why
             log.error("rank_lost", why=why)
             for heard in self._heard:
