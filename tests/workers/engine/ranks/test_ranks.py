@@ -22,7 +22,9 @@ from ottserve.workers.engine.ranks.seat import Seat
 from ottserve.workers.settings import EngineSettings, ModelSettings
 
 NOTICED_S = 5.0
-ROUNDING = 1e-4  # in nats: sums in another order, in float32
+ROUNDING = 1e-4  # in nats: sums in another order
+ANOTHER_CODE = 1e-2  # in nats: a code of 8 bits that came out as the next one
+EIGHT_BITS = {"policy": "ott", "k_bits": 8, "v_bits": 8}
 SettingsOf = Callable[..., EngineSettings]
 
 
@@ -35,15 +37,19 @@ def logprobs(found: list[Answer]) -> torch.Tensor:
     return torch.tensor([each.logprob for each in told])
 
 
-# Which channels are fine is a matter of which vary most, and sums of another order may turn that where two are level.
-@pytest.mark.parametrize("cache", [{"policy": "fp16"}, {"policy": "ott", "preset": "lean"}], ids=["fp16", "ott"])
-def test_two_ranks_say_what_one_says(two_ranks: TwoRanks, settings_of: SettingsOf, cache: dict[str, str]) -> None:
+# Attention and sealing compute in float32 whatever the weights are: with codes of two bits a rounding could be seen.
+@pytest.mark.parametrize(
+    ("cache", "limit"), [({"policy": "fp16"}, ROUNDING), (EIGHT_BITS, ANOTHER_CODE)], ids=["fp16", "ott"]
+)
+def test_two_ranks_say_what_one_says(
+    two_ranks: TwoRanks, settings_of: SettingsOf, cache: dict[str, object], limit: float
+) -> None:
     expected = answers(alone(settings_of(1, **cache)))
     engine = two_ranks.engine(settings_of(2, **cache))
     found = answers(engine)
     assert engine.counters.num_pages_sealed == 3 + 1
     assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
-    assert (logprobs(found) - logprobs(expected)).abs().max() < ROUNDING
+    assert (logprobs(found) - logprobs(expected)).abs().max() < limit
 
 
 def task(name: str, length: int, n: int = 1, start: int = 0, max_new: int = 40) -> GenerationTask:
@@ -67,8 +73,8 @@ def run(engine: Engine, *tasks: GenerationTask) -> dict[tuple[str, int], list[in
 def test_moves_are_made_on_all_ranks(two_ranks: TwoRanks, settings_of: SettingsOf, overlap: bool) -> None:
     """Samples that begin as copies, sequences that are preempted and come back, and prompts out of the prefix cache."""
     engines = (
-        alone(settings_of(1, num_pages=5, overlap=overlap, policy="ott")),
-        two_ranks.engine(settings_of(2, num_pages=5, overlap=overlap, policy="ott")),
+        alone(settings_of(1, num_pages=5, overlap=overlap, **EIGHT_BITS)),
+        two_ranks.engine(settings_of(2, num_pages=5, overlap=overlap, **EIGHT_BITS)),
     )
     waves = (
         [task("a", 60, n=2), task("b", 70, start=9)],
