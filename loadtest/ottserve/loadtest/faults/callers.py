@@ -48,7 +48,8 @@ async def all_aborted(service: LocalService) -> Times:
     async with connect(service) as client:
         streams = await open_streams(client, prefix="abort-")
         watch = Watch()
-        await asyncio.gather(*(abort(client, f"abort-{i}") for i in range(NUM_STREAMS)))
+        found = await asyncio.gather(*(abort(client, f"abort-{i}") for i in range(NUM_STREAMS)))
+        require(all(found), f"aborts found {found}")
         for outcome in await asyncio.gather(*streams):
             require(finished(outcome, oc.FinishReason.ABORTED), f"an aborted stream ended with {outcome!r}")
         watch.stamp("streams ended")
