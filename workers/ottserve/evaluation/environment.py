@@ -10,13 +10,14 @@ from pathlib import Path
 import torch
 
 from ottserve.workers.models.loading import LoadedModel
+from ottserve.workers.version import package_version
 
-PACKAGES = ("ottserve", "torch", "transformers")
+PACKAGES = ("torch", "transformers")
 
 
 def versions() -> dict[str, str]:
     """Of what computes the figures."""
-    return {package: version(package) for package in PACKAGES}
+    return {"ottserve": package_version()} | {package: version(package) for package in PACKAGES}
 
 
 def environment() -> dict[str, str]:

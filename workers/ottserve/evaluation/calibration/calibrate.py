@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from statistics import fmean
 
 from ottserve.evaluation.calibration.choice import Option, choose, few_places
@@ -15,6 +14,7 @@ from ottserve.evaluation.texts import TokenisedText
 from ottserve.workers.core.kvspec import KVSpec, LayerSpec
 from ottserve.workers.kv.plan_file import CachePlan, Origin, PlannedLayer, PlannedModel, PlannedText
 from ottserve.workers.models.loading import LoadedModel
+from ottserve.workers.version import package_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def make_plan(
         keys="pre_rope" if spec.key_frequencies else "post_rope",
         layers=planned,
         origin=Origin(
-            version=version("ottserve"),
+            version=package_version(),
             texts=tuple(
                 PlannedText(
                     name=text.name, digest=text.digest, from_token=text.from_token, num_tokens=len(text.token_ids)

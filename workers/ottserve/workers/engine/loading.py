@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 
 import structlog
 import torch
@@ -34,6 +33,7 @@ from ottserve.workers.models.loading import LoadedModel, Progress, find_device, 
 from ottserve.workers.models.tuning import tune
 from ottserve.workers.settings import EngineSettings
 from ottserve.workers.text.detokenizer import Vocabulary
+from ottserve.workers.version import package_version
 
 log = structlog.get_logger(__name__)
 
@@ -193,7 +193,7 @@ def _server_info(
 ) -> ServerInfo:
     spec, scheduler, ranks = store.spec, settings.scheduler, model.num_ranks
     return ServerInfo(
-        version=version("ottserve"),
+        version=package_version(),
         backend="triton" if model.device.type == "cuda" else "torch",
         device=_device_name(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
