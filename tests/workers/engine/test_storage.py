@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import fields
+from itertools import chain
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from ottserve.kernels.quantize import dequantize_keys, replaced_tokens
 from ottserve.kernels.seal import seal_chunks
 from ottserve.workers.core.plan import SampleKey
 from ottserve.workers.engine.engine import Engine
-from ottserve.workers.kv import open_step
+from ottserve.workers.kv import chunks as open_chunks
 from ottserve.workers.kv.table import POLICIES
 
 G, R = 32, 8
@@ -120,7 +121,10 @@ def test_pages_are_sealed_when_due_and_never_written_again(make_random_engine, m
     check_pages(at_once, pages, keys[:, : len(pages) * G])
 
 
-def test_kernels_are_handed_vectors_that_lie_side_by_side(make_random_engine, make_task, run_to_end, monkeypatch):
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_kernels_are_handed_vectors_that_lie_side_by_side(
+    make_random_engine, make_task, run_to_end, monkeypatch, at_once
+):
     """Two prompts seal in one step; a number repeated by stride 0 would have a GPU read what lies behind it."""
     seen = []
 
@@ -129,10 +133,13 @@ def test_kernels_are_handed_vectors_that_lie_side_by_side(make_random_engine, ma
         seen.append([(len(vector), vector.is_contiguous()) for vector in vectors])
         return seal_chunks(pages, slots, layout, chunks, pool_sizes, **how)
 
-    monkeypatch.setattr(open_step, "seal_chunks", checked)
+    monkeypatch.setattr(open_chunks, "seal_chunks", checked)
+    monkeypatch.setattr(open_chunks.OpenChunks, "_layers_at_once", lambda self, k: at_once)
     prompts = {"r0": "abcdefgh" * 15, "r1": "hgfedcba" * 15}
-    run_to_end(make_random_engine(), *(make_task(text, request_id=name, max_new=2) for name, text in prompts.items()))
-    assert [3, 2, 2, 3, 6, 6, 6, 2] in [[length for length, _ in vectors] for vectors in seen], "2 chunks, 6 pages"
+    engine = make_random_engine()
+    run_to_end(engine, *(make_task(text, request_id=name, max_new=2) for name, text in prompts.items()))
+    expected = [2 * at_once + 1, *2 * [2 * at_once], 2 * at_once + 1, *3 * [6 * at_once], 2 * at_once]
+    assert expected in [[length for length, _ in vectors] for vectors in seen], "2 chunks, 6 pages, in each layer"
     assert all(lies_side_by_side for vectors in seen for _, lies_side_by_side in vectors)
 
 
@@ -143,8 +150,29 @@ def test_each_layer_seals_by_its_own_pool(make_random_engine, make_task, run_to_
         handed.append(pool_sizes.tolist())
         return seal_chunks(pages, slots, layout, chunks, pool_sizes, **how)
 
-    monkeypatch.setattr(open_step, "seal_chunks", noted)
+    monkeypatch.setattr(open_chunks, "seal_chunks", noted)
     engine = make_random_engine(PLANNED, prefix_cache=False)
     run_to_end(engine, *(make_task("abcdefgh" * 15, request_id=name, max_new=2) for name in ("r0", "r1")))
     pools = [layer.pool for layer in engine._store.spec.layers]
-    assert len(set(pools)) > 1 and handed == [[pool, pool] for pool in pools]
+    assert len(set(pools)) > 1 and [*chain(*handed)] == [pool for pool in pools for _ in ("r0", "r1")]
+    assert len(handed) == len(engine._store.runs)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("layers_at_once", [1, 2])
+def test_all_is_stored_as_layer_by_layer(make_random_engine, make_task, monkeypatch, policy, layers_at_once):
+    """Few layers wait at a time, the last of them alone, or none does; all of a run, as by default."""
+    tasks = [make_task(PROMPT[-n:], request_id=str(n), max_new=9) for n in (150, 90, 41, 20)]
+
+    def stored_with(num_layers: int) -> Engine:
+        monkeypatch.setattr(open_chunks.OpenChunks, "_layers_at_once", lambda self, k: num_layers)
+        engine = make_random_engine(policy, max_tokens_per_step=97)
+        stored_of_prompts(engine, tasks)
+        return engine
+
+    engine, other = stored_with(layers_at_once), stored_with(100)
+    assert max(len(run.layers) for run in engine._store.runs) > 2
+    for its, expected in zip(engine._store.runs, other._store.runs, strict=True):
+        assert torch.equal(its.pages, expected.pages)
+        for part, wanted in zip(its.slots.tensors, expected.slots.tensors, strict=True):
+            assert torch.equal(part, wanted)

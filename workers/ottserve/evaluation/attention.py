@@ -126,18 +126,18 @@ class _WatchedStep(OpenStep):
         super().__init__(store, step)
         if step.chunks is None or step.num_decodes:
             raise ValueError("a watched step must be one chunk")
-        self._watch, self._chunks = watch, step.chunks
+        self._watch, self._chunk = watch, step.chunks
         self._positions = step.position_ids[0]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """See `OpenStep`."""
-        watch, chunks, positions = self._watch, self._chunks, self._positions
+        watch, chunk, positions = self._watch, self._chunk, self._positions
         watch.keep(layer, positions, k, v)
-        num_pages, spec = chunks.page_table.shape[1], self._store.spec
+        num_pages, spec = chunk.page_table.shape[1], self._store.spec
         if not num_pages:
             return super().attend(layer, q, k, v, scale)
         read = watch.exact_keys(layer, num_pages * spec.group + spec.tail_capacity + len(k))
-        overwrite_stored(read, self._store, layer, chunks)
+        overwrite_stored(read, self._store, layer, chunk)
         expected = watch.expect(layer, positions, q, read, scale)
         out = super().attend(layer, q, k, v, scale)
         watch.compare(layer, out, expected)

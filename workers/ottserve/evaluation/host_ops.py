@@ -1,6 +1,6 @@
 """What our Python around kernels costs the host, in a layer of a step that holds a prompt: nothing is launched.
 
-Such a step is not replayed, so each of its layers pays for that anew: checks, launch configurations, arguments, and
+Where such a step is not replayed, each of its layers pays for that anew: checks, launch configurations, arguments, and
 what torch allocates and gathers. Tensors lie on the CPU whatever the device, with one KV head, so that there is little
 to compute. What Triton and the driver take for a launch comes on top. Prints nothing.
 """
@@ -26,7 +26,7 @@ from ottserve.workers.kv.store import KVStore
 from ottserve.workers.kv.table import resolve_spec
 from ottserve.workers.models.loading import LoadedModel
 
-COLUMNS = ("op, of one layer", "launches", "µs")
+COLUMNS = ("op", "launches", "µs")
 ROUNDS, CALLS = 20, 50
 
 
@@ -36,11 +36,13 @@ class OpTime:
 
     Attributes:
         op: its name, and whose tokens it is for.
+        in_each_layer: rather than once for many of them.
         num_launches: kernels that it launches.
         call_us: of the quickest of `ROUNDS` rounds, which says least of what else the machine does.
     """
 
     op: str
+    in_each_layer: bool
     num_launches: int
     call_us: float
 
@@ -51,9 +53,10 @@ class OpTime:
 
 
 def rows_of(ops: tuple[OpTime, ...]) -> list[tuple[str, ...]]:
-    """The cells of `COLUMNS`, and the sum."""
-    total = OpTime("all", sum(op.num_launches for op in ops), sum(op.call_us for op in ops))
-    return [op.cells for op in (*ops, total)]
+    """The cells of `COLUMNS`: what each layer calls, the sum of that, and what is called once for many of them."""
+    each, once = ([op for op in ops if op.in_each_layer == is_each] for is_each in (True, False))
+    total = OpTime("all in each layer", True, sum(op.num_launches for op in each), sum(op.call_us for op in each))
+    return [op.cells for op in (*each, total, *once)]
 
 
 def time_ops(model: LoadedModel, load: StepLoad) -> tuple[OpTime, ...]:
@@ -81,10 +84,11 @@ def time_ops(model: LoadedModel, load: StepLoad) -> tuple[OpTime, ...]:
     gqa = model.shape.num_heads // model.shape.num_kv_heads
     found = []
     with torch.inference_mode(), nothing_launched() as launched:
-        for op, call in _calls(store, step, gqa, model.dtype).items():
-            launched.clear()
-            call()
-            found.append(OpTime(op, len(launched), _quickest_us(call)))
+        for in_each_layer, calls in zip((True, False), _calls(store, step, gqa, model.dtype), strict=True):
+            for op, call in calls.items():
+                launched.clear()
+                call()
+                found.append(OpTime(op, in_each_layer, len(launched), _quickest_us(call)))
     return tuple(found)
 
 
@@ -102,8 +106,10 @@ def _plan(load: StepLoad, spec: KVSpec) -> tuple[StepPlan, int]:
     return StepPlan(decodes, (newcomer,)), 1 + load.num_rows * each + len(newcomer.page_ids)
 
 
-def _calls(store: KVStore, step: StepTensors, gqa: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
-    """What `OpenStep` calls for a layer, as it does on a GPU."""
+def _calls(
+    store: KVStore, step: StepTensors, gqa: int, dtype: torch.dtype
+) -> tuple[dict[str, Callable[[], object]], dict[str, Callable[[], object]]]:
+    """What `OpenStep` calls for a layer, as it does on a GPU, and what it calls once for many: here for one."""
     from ottserve.kernels.attend_decode.triton import attend_decode  # noqa: PLC0415 - needs Triton
     from ottserve.kernels.attend_prefill.triton import attend_prefill  # noqa: PLC0415
     from ottserve.kernels.seal.triton import seal_chunks  # noqa: PLC0415
@@ -128,13 +134,14 @@ def _calls(store: KVStore, step: StepTensors, gqa: int, dtype: torch.dtype) -> d
     def write_chunk_tail() -> None:
         write_tail(slots, k_chunk[tail.rows], k_chunk[tail.rows], tail.slot_ids, tail.positions)
 
-    calls: dict[str, Callable[[], object]] = {
+    in_each_layer: dict[str, Callable[[], object]] = {
         "write_tail, decode rows": lambda: write_tail(slots, k, k, rows.slot_ids, rows.positions),
         "attend_decode": lambda: attend_decode(q, pages, slots, layout, *of_rows, 1.0, None, frequencies),
         "attend_prefill": lambda: attend_prefill(
             q_chunk, k_chunk, k_chunk, chunks.starts, pages, slots, layout, *of_chunks, 1.0, frequencies
         ),
     }
+    once: dict[str, Callable[[], object]] = {}
     if (filled := chunks.pages) is not None:
         groups = filled.starts, filled.rows, filled.page_ids, filled.first_positions
         how = spec.keep, spec.fit_rounds, spec.unbiased, frequencies
@@ -143,8 +150,8 @@ def _calls(store: KVStore, step: StepTensors, gqa: int, dtype: torch.dtype) -> d
             sealed = SealedChunks(k_chunk, k_chunk, chunks.starts, chunks.slot_ids, chunks.lengths, *groups)
             seal_chunks(pages, slots, layout, sealed, store.pool_sizes, *how)
 
-        calls["seal_chunks"] = seal_pages
-    return calls | {"write_tail, chunk": write_chunk_tail}
+        once["seal_chunks"] = seal_pages
+    return in_each_layer, once | {"write_tail, chunk": write_chunk_tail}
 
 
 def _quickest_us(call: Callable[[], object]) -> float:

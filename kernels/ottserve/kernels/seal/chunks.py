@@ -18,7 +18,8 @@ class Chunks:
         lengths: int32 `[N]`, tokens stored before the chunk.
         page_starts: int32 `[N+1]`; chunk n fills pages page_starts[n] … page_starts[n+1]−1 of the next three, oldest
             first and each G after the one before.
-        page_rows, page_ids: int32 `[M]`, the chunk that fills each page, and the page's id.
+        page_rows, page_ids: int32 `[M]`, the chunk that fills each page, and the page's id. A negative id is padding,
+            of a chunk in the dummy slot: no page is written.
         first_positions: int32 `[M]`, position of each group's first token.
     """
 

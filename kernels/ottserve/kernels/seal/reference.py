@@ -72,8 +72,11 @@ def seal_chunks(
         due = (turn_of == number).nonzero()[:, 0]
         of_due = slot_rows[due], tokens[due], pool_sizes[rows[due]]
         replaced[due] = admit(slots, keys[due], values[due], *of_due, keep)
-    at_once = _pages_at_once(layout, keys.shape[1])
-    groups = zip(*(x.split(at_once) for x in (chunks.page_ids.long(), tokens, keys, values, replaced)), strict=True)
+    at_once, is_page = _pages_at_once(layout, keys.shape[1]), chunks.page_ids >= 0
+    if not is_page.any():
+        return
+    of_pages = (x[is_page] for x in (chunks.page_ids.long(), tokens, keys, values, replaced))
+    groups = zip(*(x.split(at_once) for x in of_pages), strict=True)
     for ids, positions, page_keys, page_values, gone in groups:
         _store_pages(pages, layout, ids, positions, page_keys, page_values, gone, fit_rounds, unbiased, frequencies)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.graphs.padding import fill, make_padding
 from ottserve.workers.engine.graphs.sizes import MAX_CHUNKS, GraphSizes, Size, first_that_holds
-from ottserve.workers.kv.step import ChunkPages, Chunks, DecodeRows, StepTensors, TailTokens
+from ottserve.workers.kv.step import NO_PAGE, ChunkPages, Chunks, DecodeRows, StepTensors, TailTokens
 
 GROUP = 32
 SIZES = GraphSizes(max_rows=4, max_pages=12, prompt_tokens=(40, 70, 200))
@@ -111,7 +111,7 @@ def test_what_a_step_leaves_over_is_padding_whatever_was_there_before():
         [0, 2, 5, *7 * [5]], [0, 1, *7 * [0]], [3, 4, *7 * [0]], [0, 62, *7 * [GROUP]]
     )  # fmt: skip
     assert table[:2] == [[0, 0], [9, 0]]
-    assert filled == [[0, 0, 1, *7 * [1]], [1, MAX_CHUNKS], [5, 0], [32, 0]]
+    assert filled == [[0, 0, 1, *7 * [1]], [1, MAX_CHUNKS], [5, NO_PAGE], [32, 0]]
     assert kept == [[0, 1, 4, 0, 0, 0], [3, 3, 4, 0, 0, 0], [0, 1, 64, 0, 0, 0]]
 
     alone = Chunks(
@@ -122,7 +122,7 @@ def test_what_a_step_leaves_over_is_padding_whatever_was_there_before():
     assert (buffer.sampled_rows.any(), buffer.fresh_slots.any()) == (False, False)
     starts, _, num_pages, slots, lengths, filled, kept = told(buffer.chunks)
     assert (starts, num_pages, slots, lengths) == ([0, *9 * [1]], 9 * [0], [6, *8 * [0]], [0, *8 * [GROUP]])
-    assert filled == [10 * [0], 2 * [MAX_CHUNKS], [0, 0], [0, 0]]
+    assert filled == [10 * [0], 2 * [MAX_CHUNKS], 2 * [NO_PAGE], [0, 0]]
     assert kept == [6 * [0], [6, *5 * [0]], [6, *5 * [0]]]
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
-from ottserve.kernels.attend_prefill import attend_prefill
-from ottserve.kernels.seal import Chunks as SealedChunks
-from ottserve.kernels.seal import seal, seal_chunks
-from ottserve.kernels.write_tail import write_tail
+from ottserve.kernels.seal import seal
+from ottserve.workers.kv.chunks import OpenChunks
 from ottserve.workers.kv.decodes import begin_decodes
-from ottserve.workers.kv.layers import LayerRun, LayerStore
-from ottserve.workers.kv.step import ChunkPages, Chunks, SealBatch, StepTensors
+from ottserve.workers.kv.layers import LayerRun
+from ottserve.workers.kv.step import SealBatch, StepTensors
 from ottserve.workers.kv.store import KVStore
 
 
@@ -25,16 +21,11 @@ class OpenStep:
         self._store = store
         self._step = step
         self._decodes = None if step.decodes is None else begin_decodes(store, step.decodes)
+        self._chunks = None if step.chunks is None else OpenChunks(store, step.chunks)
         if step.fresh_slots is not None:
             # By calls that can be captured, which an assignment to an indexed tensor may not be.
             store.slots.outlier_count.index_fill_(1, step.fresh_slots, 0)
             store.slots.frozen.index_fill_(1, step.fresh_slots, 0)
-
-    @cached_property
-    def _pool_sizes(self) -> tuple[Tensor, ...]:
-        """Of each chunk, by layer: made once, and not at all where a captured step is replayed."""
-        num_chunks = 0 if self._step.chunks is None else self._step.chunks.slot_ids.numel()
-        return self._store.pool_sizes[:, None].repeat(1, num_chunks).unbind()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Attention of one layer over what is stored, and storing what is new.
@@ -46,14 +37,14 @@ class OpenStep:
         Returns:
             `[T, H, D]` in q's dtype.
         """
-        n, decodes, chunks = self._step.num_decodes, self._decodes, self._step.chunks
+        n, decodes, chunks = self._step.num_decodes, self._decodes, self._chunks
         if decodes is not None and chunks is None:
             return decodes.attend(layer, q, k, v, scale)
         outputs = []
         if decodes is not None:
             outputs.append(decodes.attend(layer, q[:n], k[:n], v[:n], scale))
         if chunks is not None:
-            outputs.append(self._attend_chunks(layer, q[n:], k[n:], v[n:], chunks, scale))
+            outputs.append(chunks.attend(layer, q[n:], k[n:], v[n:], scale))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def close(self) -> None:
@@ -80,44 +71,4 @@ class OpenStep:
             fit_rounds=spec.fit_rounds,
             unbiased=spec.unbiased,
             frequencies=store.key_frequencies,
-        )
-
-    def _attend_chunks(self, layer: int, q: Tensor, k: Tensor, v: Tensor, chunks: Chunks, scale: float) -> Tensor:
-        stored = self._store.layers[layer]
-        out = attend_prefill(
-            q,
-            k,
-            v,
-            chunks.starts,
-            stored.pages,
-            stored.slots,
-            stored.layout,
-            chunks.page_table,
-            chunks.num_pages,
-            chunks.slot_ids,
-            chunks.lengths,
-            scale,
-            self._store.key_frequencies,
-        )
-        if chunks.pages is not None:
-            self._seal_chunks(stored, k, v, chunks, chunks.pages, self._pool_sizes[layer])
-        tail = chunks.tail
-        write_tail(stored.slots, k[tail.rows], v[tail.rows], tail.slot_ids, tail.positions)
-        return out
-
-    def _seal_chunks(
-        self, stored: LayerStore, k: Tensor, v: Tensor, chunks: Chunks, pages: ChunkPages, pool_sizes: Tensor
-    ) -> None:
-        spec = self._store.spec
-        filled = pages.starts, pages.rows, pages.page_ids, pages.first_positions
-        seal_chunks(
-            stored.pages,
-            stored.slots,
-            stored.layout,
-            SealedChunks(k, v, chunks.starts, chunks.slot_ids, chunks.lengths, *filled),
-            pool_sizes,
-            keep=spec.keep,
-            fit_rounds=spec.fit_rounds,
-            unbiased=spec.unbiased,
-            frequencies=self._store.key_frequencies,
         )

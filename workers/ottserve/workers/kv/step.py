@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+NO_PAGE = -1
+"""The id of a page that a chunk would fill, in padding."""
+
 
 @dataclass(frozen=True, slots=True)
 class SealBatch:
@@ -44,7 +47,8 @@ class ChunkPages:
 
     Attributes:
         starts: int32 `[M+1]`; chunk n fills pages starts[n] … starts[n+1]−1 of the K.
-        rows, page_ids, first_positions: int32 `[K]`: number of the chunk, id, position of the group's first token.
+        rows, page_ids, first_positions: int32 `[K]`: number of the chunk, id (or `NO_PAGE`), position of the group's
+            first token.
     """
 
     starts: Tensor

@@ -186,7 +186,8 @@ def admit_kernel(
         b_won = tl.where(frozen, 0, b_won)
         num_won = tl.sum(b_won, 0)
         page_id = tl.load(p_page_ids + i_page).to(tl.int64)
-        store_mask(p_pages + (page_id * J + i_head) * LAYOUT.words, b_won, LAYOUT)
+        if page_id >= 0:
+            store_mask(p_pages + (page_id * J + i_head) * LAYOUT.words, b_won, LAYOUT)
         if num_won > 0:
             o_places = count + tl.cumsum(b_won, 0) - 1
             tl.store(p_score + o_places, b_scores, mask=b_won != 0)

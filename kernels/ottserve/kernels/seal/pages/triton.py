@@ -217,8 +217,11 @@ def seal_kernel(
     G: tl.constexpr = LAYOUT.group
     D: tl.constexpr = LAYOUT.head_size
     i_row = tl.load(p_page_rows + i_page) if HAS_CHUNKS else i_page
+    page_id = tl.load(p_page_ids + i_page).to(tl.int64)
+    if page_id < 0:
+        return
     slot = tl.load(p_slot_ids + i_row).to(tl.int64) * J + i_head
-    p_page = p_pages + (tl.load(p_page_ids + i_page).to(tl.int64) * J + i_head) * LAYOUT.words
+    p_page = p_pages + (page_id * J + i_head) * LAYOUT.words
     first_position = tl.load(p_first_positions + i_page)
     b_won = load_mask(p_page, LAYOUT) if TRACED else tl.zeros([G], tl.int32)
     if tl.program_id(2) == 0:

@@ -1,8 +1,9 @@
 """A step put into the buffers of a captured one: what it leaves over becomes padding.
 
 Rows left over write to the dummy slot, have length 0 and are read by nobody. Chunks left over hold no token. Pages left
-over are those of the last chunk, which is always padding: it says that its group is stored already, so they are sealed
-from the tail of the dummy slot into the dummy page. Only shapes are looked at; nothing waits for the device.
+over are those of the last chunk, which is always padding: it says that its group is stored already, so the tail of the
+dummy slot is looked through for outliers, and no page is written. Only shapes are looked at; nothing waits for the
+device.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ottserve.workers.engine.graphs.sizes import MAX_CHUNKS, Size
-from ottserve.workers.kv.step import ChunkPages, Chunks, DecodeRows, StepTensors, TailTokens
+from ottserve.workers.kv.step import NO_PAGE, ChunkPages, Chunks, DecodeRows, StepTensors, TailTokens
 
 NOTHING = torch.empty(0, dtype=torch.int32)
 NO_ROWS = DecodeRows(NOTHING, NOTHING, NOTHING[:, None], NOTHING, NOTHING)
@@ -50,7 +51,7 @@ def make_padding(size: Size, group: int, device: torch.device) -> StepTensors:
             pages=ChunkPages(
                 starts=zeros(num_chunks + 1),
                 rows=torch.full((size.pages,), MAX_CHUNKS, dtype=torch.int32, device=device),
-                page_ids=zeros(size.pages),
+                page_ids=torch.full((size.pages,), NO_PAGE, dtype=torch.int32, device=device),
                 first_positions=zeros(size.pages),
             ),
             tail=TailTokens(zeros(tokens, dtype=torch.int64), zeros(tokens), zeros(tokens)),
@@ -113,7 +114,7 @@ def _chunks(target: StepTensors, step: StepTensors, group: int) -> Iterator[Fill
     pages = chunks.pages or NO_PAGES
     yield Filling(into.pages.starts, pages.starts, len(pages.rows))
     yield Filling(into.pages.rows, pages.rows, MAX_CHUNKS)
-    yield Filling(into.pages.page_ids, pages.page_ids, 0)
+    yield Filling(into.pages.page_ids, pages.page_ids, NO_PAGE)
     yield Filling(into.pages.first_positions, pages.first_positions, 0)
 
 
