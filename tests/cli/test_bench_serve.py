@@ -57,6 +57,12 @@ def test_settings_of_a_start_are_those_of_the_service_and_of_its_engine_alike() 
     assert subject(wanted, start, start.tasks[0]) != subject(_choose(), start, start.tasks[0])
 
 
+def test_prompts_go_before_the_tokens_of_others_only_where_a_batch_waits_for_all_of_them() -> None:
+    batch, rate = _choose(tokens_per_step=300), _choose(tokens_per_step=300, points="4/s")
+    name = "scheduler.max_prompt_tokens_beside_decoding"
+    assert [start_settings(wanted, wanted.starts[0]).get(name) for wanted in (batch, rate)] == [300, None]
+
+
 def test_replicas_and_ranks_are_planned_for_as_the_settings_say() -> None:
     """A rank of two holds half the heads of a token; and all replicas' callers are let in."""
     one, ranks = _choose(), _choose(setting=["model.tensor_parallel=2"])

@@ -122,7 +122,8 @@ class SchedulerSettings(Section):
     max_prompt_tokens_beside_decoding: int | None = Field(
         None,
         ge=1,
-        description="Prompt tokens of a step in which others decode; default 64 on a CPU, 2048 on a GPU.",
+        description="Prompt tokens of a step in which others decode; default 64 on a CPU, on a GPU 512 where steps of "
+        "so many are captured, else 2048.",
     )
     max_waiting: int = Field(256, ge=1, description="Requests that may wait.")
     max_waiting_tokens: int = Field(262144, ge=1, description="Prompt tokens that may wait, over all requests.")
@@ -139,8 +140,10 @@ class GraphSettings(Section):
     """What is prepared at start, so that a GPU never waits for Python: CUDA graphs and compiled layers."""
 
     enabled: bool | None = Field(None, description="Capture decode steps; default: on a GPU yes, on a CPU no.")
-    prompt_tokens: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = Field(
-        (), description="Capture steps with a prompt too, padded to the first of so many prompt tokens that holds them."
+    prompt_tokens: tuple[Annotated[int, Field(ge=1, le=8192)], ...] | None = Field(
+        None,
+        description="Capture steps with a prompt too, padded to the first of so many prompt tokens that holds them; "
+        "default: on one GPU 64, 128, 256 and 512, else none.",
     )
     compile_layers: bool | None = Field(
         None, description="Compile the model's layers with torch.compile; default: on a GPU yes, on a CPU no."

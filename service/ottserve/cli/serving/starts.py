@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ottserve.cli.serving.choice import Wanted
 from ottserve.evaluation.environment import versions
 from ottserve.evaluation.serving.plan import Start, Task
-from ottserve.evaluation.serving.points import Offered
+from ottserve.evaluation.serving.points import Decode, Offered
 from ottserve.evaluation.serving.results import Figures
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ def start_settings(wanted: Wanted, start: Start) -> dict[str, object]:
     num_tokens = max(num_callers * bounds.context_length, 1)
     tokens_per_step = max(bounds.tokens_per_step, start.max_running)
     cache = start.row.cache.model_dump(exclude_unset=True, mode="json")
+    is_batch = any(isinstance(task.point, Decode) for task in start.tasks)  # that waits until all of it decodes
+    prompts_first = {"scheduler.max_prompt_tokens_beside_decoding": tokens_per_step} if is_batch else {}
     return {
         **{f"model.{name}": value for name, value in wanted.model.model_dump(exclude_unset=True).items()},
         **{f"cache.{name}": value for name, value in cache.items()},
@@ -35,7 +37,7 @@ def start_settings(wanted: Wanted, start: Start) -> dict[str, object]:
         "scheduler.max_waiting": max(256, start.max_running),
         "scheduler.max_waiting_tokens": num_tokens,
         "scheduler.max_tokens_per_step": tokens_per_step,
-        "scheduler.max_prompt_tokens_beside_decoding": tokens_per_step,
+        **prompts_first,
         "gateway.admission.max_requests": max(512, num_callers),
         "gateway.admission.max_tokens": max(4_194_304, num_tokens),
         "gateway.http_port": 0,

@@ -9,7 +9,7 @@ import torch
 from tests.workers.engine.conftest import random_model
 
 from ottserve.workers.engine.graphs.sizes import GraphSizes, row_counts, rows_beside_prompts
-from ottserve.workers.engine.loading import _graph_sizes, load_engine, make_store
+from ottserve.workers.engine.loading import _graph_sizes, _prompts_to_capture, load_engine, make_store
 from ottserve.workers.engine.step_size import find_limits
 from ottserve.workers.settings import EngineSettings, GraphSettings, ModelSettings, SchedulerSettings
 
@@ -48,18 +48,32 @@ def test_sizes_of_what_is_not_captured_are_refused_before_anything_loads(device,
         EngineSettings(model=ModelSettings(path="toy", device=device), graphs=graphs)
 
 
-def loaded_with(sizes: tuple[int, ...], device: str, **changes: object) -> GraphSizes | None:
+def loaded_with(
+    sizes: tuple[int, ...] | None, device: str, *, enabled: bool | None = None, **changes: object
+) -> GraphSizes | None:
     """What would be captured on a device for a small model."""
-    settings = EngineSettings(model=ModelSettings(path="toy"), graphs=GraphSettings(prompt_tokens=sizes))
+    graphs = GraphSettings(enabled=enabled, prompt_tokens=sizes)
+    settings = EngineSettings(model=ModelSettings(path="toy"), graphs=graphs)
     model = replace(random_model(), device=torch.device(device), **changes)
     store = make_store(settings, random_model())
     limits = find_limits(SchedulerSettings(max_tokens_per_step=300), model, store.spec)
-    return _graph_sizes(settings, model, store, limits)
+    return _graph_sizes(settings, model, store, limits, _prompts_to_capture(settings, model))
 
 
 def test_sizes_are_put_in_order():
     assert loaded_with((256, 64, 64), "cuda") == GraphSizes(max_rows=16, max_pages=16, prompt_tokens=(64, 256))
     assert loaded_with((), "cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "prompts"),
+    [({}, (64, 128, 256)), ({"reads_prompts": False}, ()), ({"num_ranks": 2}, ())],
+)
+def test_by_default_one_gpu_captures_all_that_a_step_may_hold(changes, prompts):
+    assert loaded_with(None, "cuda", **changes) == GraphSizes(max_rows=16, max_pages=16, prompt_tokens=prompts)
+    assert loaded_with((), "cuda", **changes) == GraphSizes(max_rows=16, max_pages=16)
+    assert loaded_with(None, "cuda", enabled=False, **changes) is None
+    assert loaded_with(None, "cpu", **changes) is None
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from ottserve.workers.core.scheduler import Scheduler
 from ottserve.workers.engine.capacity import Capacity, plan_capacity
 from ottserve.workers.engine.dgap.loading import load_correction
 from ottserve.workers.engine.engine import Engine
-from ottserve.workers.engine.graphs import GraphSizes
+from ottserve.workers.engine.graphs import PROMPT_TOKENS, GraphSizes
 from ottserve.workers.engine.ranks.crew import Crew
 from ottserve.workers.engine.ranks.lead import LeadRunner, agree, choose_sums
 from ottserve.workers.engine.runner import Runner
@@ -91,8 +91,9 @@ def make_engine(
         f"(policy {spec.policy}, {store.num_pages * store.page_bytes / 2**20:,.0f} MiB of pages)"
     )
     runner = _runner(settings, model, store, crew) if make_runner is None else make_runner(model.module, store)
-    limits = find_limits(settings.scheduler, model, spec)
-    graphs = _graph_sizes(settings, model, store, limits)
+    prompts = _prompts_to_capture(settings, model)
+    limits = find_limits(settings.scheduler, model, spec, prompts)
+    graphs = _graph_sizes(settings, model, store, limits, prompts)
     if model.device.type == "cuda":
         progress("compiling what the first requests will need")
         warm_up(runner.run, spec, model.device)  # before steps are captured: what it compiles is for those that are not
@@ -166,21 +167,35 @@ def _runner(settings: EngineSettings, model: LoadedModel, store: KVStore, crew: 
     return Runner(model.module, store) if model.reads_prompts else UnreadRunner(model.module, store)
 
 
-def _graph_sizes(settings: EngineSettings, model: LoadedModel, store: KVStore, limits: Limits) -> GraphSizes | None:
-    """What is to be captured; None where nothing is. Raises ValueError where more is asked for than can be."""
-    asked, prompts = settings.graphs.enabled, sorted(set(settings.graphs.prompt_tokens))
+def _prompts_to_capture(settings: EngineSettings, model: LoadedModel) -> tuple[int, ...]:
+    """Prompt tokens of captured steps, ascending, as far as settings and model say. Raises ValueError where the model
+    has no prompts to compute, or the device captures nothing."""
+    asked, is_wanted = settings.graphs.prompt_tokens, _wants(settings.graphs.enabled, model)
+    if asked is None:
+        return PROMPT_TOKENS if is_wanted and model.reads_prompts and model.num_ranks == 1 else ()
+    prompts = sorted(set(asked))
     if prompts and not model.reads_prompts:
         raise ValueError(f"graphs.prompt_tokens={prompts}, model.path={model.info.name}: prompts are left unread")
-    if (asked or prompts) and model.device.type != "cuda":
-        setting = "graphs.enabled=True" if asked else f"graphs.prompt_tokens={prompts}"
-        raise ValueError(f"{setting}, model.device={model.device}: CUDA graphs need a CUDA device")
+    if prompts and model.device.type != "cuda":
+        raise ValueError(f"graphs.prompt_tokens={prompts}, model.device={model.device}: CUDA graphs need a CUDA device")
+    return tuple(prompts)
+
+
+def _graph_sizes(
+    settings: EngineSettings, model: LoadedModel, store: KVStore, limits: Limits, prompts: tuple[int, ...]
+) -> GraphSizes | None:
+    """What is to be captured; None where nothing is. Raises ValueError where more is asked for than can be."""
+    if settings.graphs.enabled and model.device.type != "cuda":
+        raise ValueError(f"graphs.enabled=True, model.device={model.device}: CUDA graphs need a CUDA device")
     most = limits.max_tokens_per_step
-    if prompts and prompts[-1] > most:
-        raise ValueError(f"graphs.prompt_tokens={prompts}: a step has at most {most} (scheduler.max_tokens_per_step)")
-    if not _wants(asked, model):
+    fitting = tuple(tokens for tokens in prompts if tokens <= most)
+    if settings.graphs.prompt_tokens and fitting != prompts:
+        raise ValueError(
+            f"graphs.prompt_tokens={list(prompts)}: a step has at most {most} (scheduler.max_tokens_per_step)"
+        )
+    if not _wants(settings.graphs.enabled, model):
         return None
-    most_pages = store.most_pages(model.info.context_length)
-    return GraphSizes(settings.scheduler.max_running, most_pages, tuple(prompts))
+    return GraphSizes(settings.scheduler.max_running, store.most_pages(model.info.context_length), fitting)
 
 
 def _wants(setting: bool | None, model: LoadedModel) -> bool:

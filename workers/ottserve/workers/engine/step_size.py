@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ottserve.workers.core.kvspec import KVSpec
@@ -17,13 +19,18 @@ GPU_TOKENS = 8192
 """Enough that matrix products are as quick as they get, and that what a step costs whatever it computes is little."""
 GPU_TOKENS_BESIDE_DECODING = 2048
 """Products are nearly as quick as with more, and who decodes waits a quarter as long."""
+CAPTURED_TOKENS_BESIDE_DECODING = 512
+"""A captured step of so many costs the host nothing, and computes each of them as quickly as a larger one."""
 GPU_FREE_SHARE = 0.5  # of what is left once the cache is there; the other half is for graphs and the sampler
 
 
-def find_limits(scheduler: SchedulerSettings, model: LoadedModel, spec: KVSpec) -> Limits:
+def find_limits(scheduler: SchedulerSettings, model: LoadedModel, spec: KVSpec, captured: Sequence[int] = ()) -> Limits:
     """The scheduler's bounds. Where the settings leave them open, they suit the device, and never contradict others.
 
     To be called when the cache is allocated: on a GPU a step is as large as the memory that is left allows.
+
+    Args:
+        captured: prompt tokens of the steps that will be captured.
     """
     on_gpu = model.device.type == "cuda"
     first_chunk = spec.next_seal(0) if scheduler.aligned_chunks else 1
@@ -32,7 +39,7 @@ def find_limits(scheduler: SchedulerSettings, model: LoadedModel, spec: KVSpec) 
         tokens = max(tokens_that_fit(model) if on_gpu else CPU_TOKENS, scheduler.max_running - 1 + first_chunk)
     beside = scheduler.max_prompt_tokens_beside_decoding
     if beside is None:
-        beside = max(GPU_TOKENS_BESIDE_DECODING if on_gpu else CPU_TOKENS_BESIDE_DECODING, first_chunk)
+        beside = max(_tokens_beside_decoding(captured) if on_gpu else CPU_TOKENS_BESIDE_DECODING, first_chunk)
     return Limits(
         max_tokens_per_step=tokens,
         max_waiting=scheduler.max_waiting,
@@ -41,6 +48,11 @@ def find_limits(scheduler: SchedulerSettings, model: LoadedModel, spec: KVSpec) 
         aligned_chunks=scheduler.aligned_chunks,
         max_prompt_tokens_beside_decoding=beside,
     )
+
+
+def _tokens_beside_decoding(captured: Sequence[int]) -> int:
+    is_enough = max(captured, default=0) >= CAPTURED_TOKENS_BESIDE_DECODING
+    return CAPTURED_TOKENS_BESIDE_DECODING if is_enough else GPU_TOKENS_BESIDE_DECODING
 
 
 def tokens_that_fit(model: LoadedModel) -> int:

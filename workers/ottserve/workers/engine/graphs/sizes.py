@@ -10,6 +10,9 @@ from ottserve.workers.kv.step import StepTensors
 MAX_CHUNKS = 8
 """Prompts with tokens in one captured step: more than that come at once only where many waited."""
 
+PROMPT_TOKENS = (64, 128, 256, 512)
+"""Captured by default. A step of more takes a GPU about as long as it takes the host to launch its kernels."""
+
 SPARE_PAGES = 2
 """Pages that a captured step fills beyond one for each whole group of its prompt tokens: a tail was there before."""
 
