@@ -49,6 +49,12 @@ class ChunkStep:
         slots = Slots(*(getattr(self.slots, field.name).clone() for field in fields(Slots)))
         return replace(self, pages=self.pages.clone(), slots=slots)
 
+    def copy_behind_another(self) -> tuple[ChunkStep, Tensor]:
+        """The same, and poison that lies before its pages: where page −1 would be."""
+        step = self.copy()
+        memory = torch.cat((torch.full_like(step.pages[:1], POISON_WORD), step.pages))
+        return replace(step, pages=memory[1:]), memory[0]
+
     def seal_at_once(self, seal_chunks: Callable[..., None]) -> tuple[Tensor, Slots]:
         """Pages and slots by the op; the tails are as they were."""
         step = self.copy()
@@ -197,9 +203,10 @@ def assert_as_the_reference(step: ChunkStep, seal_chunks: Callable[..., None], t
 
 def assert_padding_changes_dummies_alone(step: ChunkStep, seal_chunks: Callable[..., None]) -> None:
     """Bit for bit; what the dummy slot holds is poison before, and anything after. No page is written for padding."""
-    pages, slots = padded(step).seal_at_once(seal_chunks)
+    padding, before = padded(step).copy_behind_another()
+    seal_chunks(padding.pages, padding.slots, padding.layout, padding.chunks, padding.pool_sizes, *padding.how)
     expected, expected_slots = step.seal_at_once(seal_chunks)
-    assert torch.equal(pages, expected)
+    assert torch.equal(padding.pages, expected) and (before == POISON_WORD).all()
     for name in OUTLIERS:
-        got, want = getattr(slots, name)[1:], getattr(expected_slots, name)[1:]
+        got, want = getattr(padding.slots, name)[1:], getattr(expected_slots, name)[1:]
         assert torch.equal(got.nan_to_num(-1), want.nan_to_num(-1)), name

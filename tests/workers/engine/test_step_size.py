@@ -43,7 +43,7 @@ def test_on_a_cpu(model: LoadedModel) -> None:
 
 
 def test_on_a_gpu(on_gpu) -> None:
-    for captured, beside in (((), 2048), ((64, 256), 2048), ((64, 512), 512), ((1024,), 512)):
+    for captured, beside in (((), 2048), ((64, 256), 2048), ((64, 512, 2000), 512), ((64, 1024), 1024)):
         limits = find_limits(SchedulerSettings(), on_gpu(2**34), SPEC, captured)
         assert (limits.max_tokens_per_step, limits.max_prompt_tokens_beside_decoding) == (8192, beside)
 

@@ -15,11 +15,13 @@ import torch
 from tests.workers.engine.conftest import PLANNED
 from torch import Tensor
 
+from ottserve.evaluation.piece import piece_step
 from ottserve.kernels.quantize import dequantize_keys, replaced_tokens
 from ottserve.kernels.seal import seal_chunks
 from ottserve.workers.core.plan import SampleKey
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.kv import chunks as open_chunks
+from ottserve.workers.kv.open_step import OpenStep
 from ottserve.workers.kv.table import POLICIES
 
 G, R = 32, 8
@@ -156,6 +158,17 @@ def test_each_layer_seals_by_its_own_pool(make_random_engine, make_task, run_to_
     pools = [layer.pool for layer in engine._store.spec.layers]
     assert len(set(pools)) > 1 and [*chain(*handed)] == [pool for pool in pools for _ in ("r0", "r1")]
     assert len(handed) == len(engine._store.runs)
+
+
+def test_a_layer_that_is_left_out_is_not_left_unsaid(make_random_engine):
+    store = make_random_engine()._store
+    kv = OpenStep(store, piece_step(store.spec, 0, (0,) * 40, store.device))
+    q, k, v = torch.zeros(3, 40, store.spec.num_kv_heads, store.spec.head_size)
+    kv.attend(0, q, k, v, 1.0)
+    with pytest.raises(RuntimeError, match="layer: 2 attends, but 1 is next"):
+        kv.attend(2, q, k, v, 1.0)
+    with pytest.raises(RuntimeError, match="layer: 1 has not attended"):
+        kv.close()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

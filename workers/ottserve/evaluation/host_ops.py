@@ -2,7 +2,8 @@
 
 Where such a step is not replayed, each of its layers pays for that anew: checks, launch configurations, arguments, and
 what torch allocates and gathers. Tensors lie on the CPU whatever the device, with one KV head, so that there is little
-to compute. What Triton and the driver take for a launch comes on top. Prints nothing.
+to compute. What Triton and the driver take for a launch comes on top, and so do two copies a layer of keys and values
+that wait to be stored. Prints nothing.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ class SchedulerSettings(Section):
     max_prompt_tokens_beside_decoding: int | None = Field(
         None,
         ge=1,
-        description="Prompt tokens of a step in which others decode; default 64 on a CPU, on a GPU 512 where steps of "
-        "so many are captured, else 2048.",
+        description="Prompt tokens of a step in which others decode; default 64 on a CPU, on a GPU the first captured "
+        "size from 512 on, else 2048.",
     )
     max_waiting: int = Field(256, ge=1, description="Requests that may wait.")
     max_waiting_tokens: int = Field(262144, ge=1, description="Prompt tokens that may wait, over all requests.")

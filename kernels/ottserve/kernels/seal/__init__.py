@@ -96,7 +96,7 @@ def seal_chunks(
     Args:
         pages, slots, layout, keep, fit_rounds, unbiased, frequencies: as of `seal`.
         chunks: what fills which pages.
-        pool_sizes: int32 `[N]`, O of the layer; 0 traces nothing.
+        pool_sizes: int32 `[N]`, O of each chunk's layer; 0 traces nothing.
     """
     if pages.is_cuda:
         from ottserve.kernels.seal import triton  # noqa: PLC0415 - Triton is installed only where a GPU is

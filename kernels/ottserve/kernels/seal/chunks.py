@@ -9,12 +9,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """N chunks of one layer, which fill M pages.
+    """N chunks, which fill M pages; those of many layers may lie one behind the other.
 
     Attributes:
         k, v: `[T, J, D]` of all chunks, any float dtype; narrowed as `write_tail` does it.
         starts: int32 `[N+1]`; chunk n is tokens starts[n] … starts[n+1]−1.
-        slot_ids: int32 `[N]`, all different.
+        slot_ids: int32 `[N]`, all different but for the dummy slots of chunks that are padding.
         lengths: int32 `[N]`, tokens stored before the chunk.
         page_starts: int32 `[N+1]`; chunk n fills pages page_starts[n] … page_starts[n+1]−1 of the next three, oldest
             first and each G after the one before.

@@ -1,8 +1,8 @@
 """The one owner of page ids and slot ids. Knows who holds what, but neither what lies in a page nor why it is wanted.
 
 A page is *used* while any holder has it, *cached* while it is kept for reuse and nobody has it, else *free*. Holders
-are named, so that a page that never came back can be traced. Id 0 is a dummy of both kinds that padding writes to; it
-is never leased and never counted.
+are named, so that a page that never came back can be traced. Id 0 is a dummy of both kinds, for what nobody
+asked for; it is never leased and never counted.
 """
 
 from __future__ import annotations

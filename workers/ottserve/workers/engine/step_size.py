@@ -20,7 +20,7 @@ GPU_TOKENS = 8192
 GPU_TOKENS_BESIDE_DECODING = 2048
 """Products are nearly as quick as with more, and who decodes waits a quarter as long."""
 CAPTURED_TOKENS_BESIDE_DECODING = 512
-"""A captured step of so many costs the host nothing, and computes each of them as quickly as a larger one."""
+"""At least so many, but no more than a captured step holds: that one need not be long to be worth its launches."""
 GPU_FREE_SHARE = 0.5  # of what is left once the cache is there; the other half is for graphs and the sampler
 
 
@@ -51,8 +51,8 @@ def find_limits(scheduler: SchedulerSettings, model: LoadedModel, spec: KVSpec, 
 
 
 def _tokens_beside_decoding(captured: Sequence[int]) -> int:
-    is_enough = max(captured, default=0) >= CAPTURED_TOKENS_BESIDE_DECODING
-    return CAPTURED_TOKENS_BESIDE_DECODING if is_enough else GPU_TOKENS_BESIDE_DECODING
+    large = (tokens for tokens in captured if tokens >= CAPTURED_TOKENS_BESIDE_DECODING)
+    return min(large, default=GPU_TOKENS_BESIDE_DECODING)
 
 
 def tokens_that_fit(model: LoadedModel) -> int:

@@ -1,6 +1,6 @@
 """Steps that nobody asked for, run before the first request: kernels are compiled when they are first launched.
 
-Everything is stored in the dummy slot and the dummy page, which padding writes to as well and nobody reads.
+Everything is stored in the dummy slot and the dummy page, which nobody reads.
 """
 
 from __future__ import annotations

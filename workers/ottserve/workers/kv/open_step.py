@@ -51,6 +51,8 @@ class OpenStep:
         """Store what is left to be stored; seal, in all layers at once, the tails that decode rows have filled."""
         if self._decodes is not None:
             self._decodes.close()
+        if self._chunks is not None:
+            self._chunks.close()
         if self._step.decode_seal is not None:
             for run in self._store.runs:
                 self._seal_run(run, self._step.decode_seal)
