@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from ottserve.cli.bench_serve import POINTS
 from ottserve.cli.main import app
 from ottserve.cli.serving.choice import Asked, Wanted, choose
+from ottserve.cli.serving.offered import engine_offer, offered_load
 from ottserve.cli.serving.starts import figures_of, is_comparable, start_settings, subject
 from ottserve.cli.settings import read_settings
 from ottserve.evaluation.serving.layout import ONE, Layout
-from ottserve.evaluation.serving.points import parse_points
+from ottserve.evaluation.serving.points import Offered, parse_points
+from ottserve.loadtest.bench.arrivals import arrivals_of
 from ottserve.loadtest.bench.decode import Seen
 from ottserve.loadtest.bench.watch import Counters, Watched
 from ottserve.loadtest.histogram import Histogram
@@ -75,6 +83,26 @@ def test_replicas_and_ranks_are_planned_for_as_the_settings_say() -> None:
     assert (named["scheduler.max_running"], named["gateway.admission.max_requests"]) == (4, 1200)
 
 
+def test_slots_for_requests_at_a_rate_are_those_of_the_setting() -> None:
+    alone, told = _choose(points="4/s"), _choose(points="4/s", setting=["scheduler.max_running=64"])
+    assert [wanted.starts[0].max_running for wanted in (alone, told)] == [16, 64]
+    batch = _choose(points="2x1k", setting=["scheduler.max_running=64"])
+    assert batch.starts[0].max_running == 2
+
+
+def test_the_engine_alone_is_offered_what_the_service_is() -> None:
+    wanted = _choose(points="8/s")
+    workload, token_ids = offered_load(wanted, Offered(8.0), 2)
+    assert (workload.arrivals.requests_per_s, workload.duration_s, workload.seed) == (8.0, 5.0, 2)
+    assert workload.requests[0].prompt_tokens.most == 64 and token_ids == tuple(range(wanted.vocab_size))
+    offer = engine_offer(wanted, Offered(8.0), 2)
+    assert (offer.warm_up_s, offer.timeout_s) == (1.0, 60.0)
+    assert [(one.due_s, one.prompt_ids, one.num_answer, one.counts) for one in offer.arrivals] == [
+        (due_s, drawn.prompt_ids, 16, due_s >= 1.0) for due_s, drawn, _ in arrivals_of(workload, token_ids)
+    ]
+    assert offer != engine_offer(wanted, Offered(8.0), 1)
+
+
 def test_other_layouts_of_the_same_model_are_comparable() -> None:
     one, two = _choose(), _choose(setting=["deployment.num_replicas=2"])
     start = one.starts[0]
@@ -104,6 +132,7 @@ def test_the_points_by_default_are_points(device: str) -> None:
         ({"systems": ""}, "systems: '' is not of"),
         ({"setting": ["deployment.num_replicas=two"]}, "setting: deployment.num_replicas=two is no count"),
         ({"setting": ["model.tensor_parallel=3"]}, "model.tensor_parallel=3: 2 KV heads do not divide evenly"),
+        ({"setting": ["scheduler.max_running=0"]}, "max_running"),
         ({"setting": ["a"]}, "setting: 'a' is not of the form name=value"),
         ({"model": "random:gpt-9"}, "no such shape"),
         ({"policies": "lru"}, "lru"),
@@ -119,6 +148,39 @@ def test_the_command_says_what_it_leaves_out_and_fails_where_nothing_is_left(tmp
     done = CliRunner().invoke(app, ["bench-serve", *options])
     assert done.exit_code == 1
     assert "skipped: ott at 1x262144: the model has positions for 131,072 tokens" in done.stderr
+
+
+@pytest.fixture
+def same_threads() -> Iterator[None]:
+    """The command gives PyTorch as many as a replica has."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("same_threads")
+def test_the_engine_alone_is_measured_at_a_rate_too(tmp_path: Path) -> None:
+    options = ["--model", "random:llama-tiny", "--policies", "ott", "--points", "20/s", "--systems", "engine",
+               "--repeats", "1", "--memory-gib", "0.01", "--offered-prompt", "8", "--offered-answer", "3",
+               "--offered-s", "1", "--setting", "scheduler.max_running=4", "--device", "cpu"]  # fmt: skip
+    done = CliRunner().invoke(app, ["bench-serve", *options, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "loading the engine alone for ott, 4 slots" in done.stderr
+    assert re.search(r"engine, ott, 4 slots .* 100%", done.stderr), "the bar is full"
+    (measured,) = json.loads((tmp_path / "bench-serve.json").read_text())["measurements"]
+    assert (measured["system"], measured["point"]) == ("engine", "20/s")
+    wanted = _choose(points="20/s", offered=(8, 3, 1.0))
+    figures, offer = measured["figures"], engine_offer(wanted, Offered(20.0), 0)
+    assert (figures["completed"], figures["refused"], figures["failed"]) == (len(offer.arrivals), 0, 0)
+    assert figures["tokens_per_s"] > 0 and figures["first_token_p99_s"] >= figures["first_token_p50_s"] > 0
+    assert 1 <= figures["sequences"] <= 4
+    assert "| ott | 20/s | 1 × 1 | engine |" in (tmp_path / "bench-serve.md").read_text()
+
+
+def test_whoever_measures_engines_alone_needs_no_grpc() -> None:
+    code = "import sys, ottserve.cli.serving.bench; print({'grpc', 'ray', 'ottserve.client'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 def test_refusals_are_no_failures_and_unread_prompts_have_no_first_token() -> None:

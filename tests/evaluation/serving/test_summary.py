@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from ottserve.evaluation.plots import panels
 from ottserve.evaluation.serving.layout import ONE, Layout
-from ottserve.evaluation.serving.pictures import draw
+from ottserve.evaluation.serving.pictures import _offered, draw
 from ottserve.evaluation.serving.plan import Skipped
 from ottserve.evaluation.serving.report import COLUMNS, markdown, ratios, row
 from ottserve.evaluation.serving.results import ENGINE, SERVICE, Figures, Measurement, Results
@@ -151,3 +152,29 @@ def test_a_picture_has_no_row_for_points_that_are_not_there(tmp_path: Path) -> N
     draw(summarise([*full, *offered], ["ott"]), tmp_path / "both.png")
     heights = [int.from_bytes((tmp_path / name).read_bytes()[20:24]) for name in ("one.png", "both.png")]
     assert heights[1] == 2 * heights[0]
+
+
+def test_at_a_rate_service_engine_and_layouts_are_lines_of_their_own() -> None:
+    times = {f"{name}_{quantile}_s": 0.5 for name in ("first_token", "inter_token") for quantile in ("p50", "p99")}
+    measured = [
+        *_measured(SERVICE, "ott", [5.0], "4/s", **times),
+        *_measured(ENGINE, "ott", [8.0], "4/s", **times),
+        _spread_over(Layout(2, 1), "4/s", 9.0),
+    ]
+    _, (row,) = panels(1, 2)
+    _offered(row, summarise(measured, ["ott"]), "ott", "C0")
+    rates, seconds = (panel.get_legend_handles_labels() for panel in row)
+    assert rates[1] == ["ott", "ott, engine", "ott, 2 × 1"]
+    assert [container.lines[0].get_ydata().tolist() for container in rates[0]] == [[5.0], [8.0], [9.0]]
+    hollow = [container.lines[0].get_markerfacecolor() == "none" for container in rates[0]]
+    assert hollow == [False, True, False]
+    assert seconds[1] == ["ott", "ott, engine"] and len(row[1].containers) == 8
+
+
+def test_the_ratio_to_the_engine_is_of_points_at_a_rate_too() -> None:
+    both = [*_measured(SERVICE, "ott", [60.0], "4/s"), *_measured(ENGINE, "ott", [80.0], "4/s")]
+    summaries = summarise(both, ["ott"])
+    assert [line.partition(" (")[0] for line in ratios(summaries)] == [
+        "ott at 4/s: service tokens/s / engine tokens/s = 75.0%"
+    ]
+    assert row(summaries[0])[COLUMNS.index("of engine")] == "75.0%"

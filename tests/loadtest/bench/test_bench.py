@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -9,12 +10,13 @@ import pytest
 
 from ottserve import client as oc
 from ottserve.loadtest.bench import watch
+from ottserve.loadtest.bench.arrivals import arrivals_of, steady_load
 from ottserve.loadtest.bench.decode import PointFailed, _each_has, _gaps, rate
-from ottserve.loadtest.bench.offer import steady_load
 from ottserve.loadtest.bench.watch import Counters, Watched, gpu_bytes
 from ottserve.loadtest.draw import Drawn
 from ottserve.loadtest.scrape import Series
 from ottserve.loadtest.stream import Timed, send, send_async
+from ottserve.loadtest.workload import Workload
 
 MESSAGES = [(1.0, 1), (2.0, 4), (3.0, 6), (4.5, 3)]
 
@@ -112,3 +114,23 @@ def test_a_steady_load_warms_up_for_a_fifth_of_its_time() -> None:
     assert (workload.duration_s, workload.warm_up_s, workload.seed) == (10.0, 2.0, 3)
     assert workload.arrivals.requests_per_s == 4.0
     assert (workload.requests[0].prompt_tokens.most, workload.requests[0].answer_tokens.least) == (100, 20)
+
+
+def test_arrivals_are_the_same_each_time_and_end_with_the_time_of_the_load() -> None:
+    """Some 400 of 40 a second in 10 s, of which the first 2 s count in nothing."""
+    found, again, other = (
+        list(arrivals_of(steady_load(40.0, 6, 3, 10.0, seed=seed, timeout_s=60), range(1, 100))) for seed in (3, 3, 4)
+    )
+    assert found == again
+    assert found[0][0] != other[0][0] and found[0][1].prompt_ids != other[0][1].prompt_ids
+    moments = [due_s for due_s, _, _ in found]
+    assert moments == sorted(moments) and 0 < moments[0] < 2 and 9 < moments[-1] < 10
+    assert 300 < len(found) < 500
+    assert all(counts == (due_s >= 2.0) for due_s, _, counts in found)
+    assert {(len(drawn.prompt_ids), drawn.num_answer_tokens) for _, drawn, _ in found} == {(6, 3)}
+    assert len({drawn.prompt_ids for _, drawn, _ in found}) == len(found)
+
+
+def test_whoever_waits_for_answers_has_no_arrivals(make_workload: Callable[..., Workload]) -> None:
+    with pytest.raises(ValueError, match="arrivals: an open loop is needed"):
+        next(arrivals_of(make_workload(), (1, 2)))

@@ -7,37 +7,15 @@ import time
 from contextlib import AsyncExitStack
 
 from ottserve import client as oc
+from ottserve.loadtest.bench.arrivals import arrivals_of
 from ottserve.loadtest.bench.decode import ONE_TRY, Seen
 from ottserve.loadtest.bench.watch import Watch
-from ottserve.loadtest.draw import Drawn, Requests, gaps_s
+from ottserve.loadtest.draw import Drawn
 from ottserve.loadtest.stream import Timed, send_async
 from ottserve.loadtest.tally import Tally
-from ottserve.loadtest.workload import OpenLoop, Workload
+from ottserve.loadtest.workload import Workload
 
 NUM_CHANNELS = 8
-
-
-def steady_load(
-    requests_per_s: float, num_prompt: int, num_answer: int, duration_s: float, seed: int, timeout_s: float
-) -> Workload:
-    """Requests of equal lengths with Poisson arrivals; the first fifth of the time warms up."""
-    return Workload.model_validate(
-        {
-            "about": f"{requests_per_s:g} requests/s",
-            "seed": seed,
-            "duration_s": duration_s,
-            "warm_up_s": duration_s / 5,
-            "timeout_s": timeout_s,
-            "arrivals": {"loop": "open", "requests_per_s": requests_per_s},
-            "requests": [
-                {
-                    "name": "offered",
-                    "prompt_tokens": {"least": num_prompt, "most": num_prompt},
-                    "answer_tokens": {"least": num_answer, "most": num_answer},
-                }
-            ],
-        }
-    )
 
 
 async def offer(target: str, metrics_url: str, workload: Workload, token_ids: tuple[int, ...]) -> Seen:
@@ -53,11 +31,7 @@ async def offer(target: str, metrics_url: str, workload: Workload, token_ids: tu
     Raises:
         ValueError: the workload is a closed loop.
     """
-    arrivals = workload.arrivals
-    if not isinstance(arrivals, OpenLoop):
-        raise ValueError("arrivals: an open loop is needed")
     watch, tally = Watch(metrics_url), Tally()
-    requests = Requests(workload, token_ids, "offer")
     measured: list[Timed] = []
     in_flight: set[asyncio.Task[None]] = set()
 
@@ -72,15 +46,10 @@ async def offer(target: str, metrics_url: str, workload: Workload, token_ids: tu
         channels = [oc.AsyncClient(target, retry=ONE_TRY) for _ in range(NUM_CHANNELS)]
         clients = [await stack.enter_async_context(channel) for channel in channels]
         await stack.enter_async_context(watch.watching())
-        before = await watch.look()
-        began = due = time.perf_counter()
-        for turn, gap_s in enumerate(gaps_s(arrivals, str(workload.seed))):
-            due += gap_s
-            if due - began >= workload.duration_s:
-                break
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            counts = due - began >= workload.warm_up_s
-            task = asyncio.create_task(call(clients[turn % NUM_CHANNELS], requests.draw(), counts))
+        before, began = await watch.look(), time.perf_counter()
+        for turn, (due_s, drawn, counts) in enumerate(arrivals_of(workload, token_ids)):
+            await asyncio.sleep(max(0.0, began + due_s - time.perf_counter()))
+            task = asyncio.create_task(call(clients[turn % NUM_CHANNELS], drawn, counts))
             in_flight.add(task)
             task.add_done_callback(in_flight.discard)
         await asyncio.gather(*in_flight)

@@ -16,13 +16,13 @@ from rich.console import Console
 from rich.progress import Progress, TaskID, TimeElapsedColumn
 
 from ottserve.cli.serving.choice import SYSTEMS, Wanted
+from ottserve.cli.serving.offered import engine_offer
 from ottserve.cli.serving.starts import is_comparable, replica_threads, start_settings, subject
 from ottserve.cli.settings import read_settings
 from ottserve.evaluation.engine_speed import random_prompts
 from ottserve.evaluation.serving.layout import ONE
 from ottserve.evaluation.serving.offline import Job, Prompts, measure_offline
 from ottserve.evaluation.serving.plan import Start, Task
-from ottserve.evaluation.serving.points import Offered
 from ottserve.evaluation.serving.results import ENGINE, SERVICE, Figures, Measurement, Results
 from ottserve.evaluation.serving.summary import Summary, summarise
 from ottserve.loadtest.local import StartFailed, end
@@ -113,15 +113,15 @@ class Bench:
         if threads is not None:
             torch.set_num_threads(threads)
         for start in self._wanted.starts:
-            jobs = [job for job in self._jobs(ENGINE, start) if not isinstance(job[0].point, Offered)]
+            jobs = list(self._jobs(ENGINE, start))
             if not jobs or self._is_late():
                 continue
             self._say(f"loading the engine alone for {start.row.name}, {start.max_running} slots")
             flags = [f"--{name}={value}" for name, value in start_settings(self._wanted, start).items()]
             in_time = (job for job in jobs if not self._is_late())
-            keep = partial(self._keep_offline, start)
-            settings = read_settings(None, flags).engine
-            measure_offline(settings, self._say, in_time, self._prompts, self._wanted.bounds.num_new, keep)
+            offer, keep = partial(engine_offer, self._wanted), partial(self._keep_offline, start)
+            settings, num_new = read_settings(None, flags).engine, self._wanted.bounds.num_new
+            measure_offline(settings, self._say, in_time, self._prompts, offer, num_new, keep)
 
     def _keep_offline(self, start: Start, task: Task, repeat: int, found: Figures | str) -> None:
         if isinstance(found, Figures) and not self._wanted.asked.reads_prompts:
@@ -155,8 +155,7 @@ class Bench:
         return self._ends_at is not None and time.monotonic() > self._ends_at
 
     def _add_bar(self, system: str, start: Start) -> None:
-        tasks = [task for task in start.tasks if system == SERVICE or not isinstance(task.point, Offered)]
-        total, left = len(tasks) * self._wanted.asked.repeats, sum(job[0] in tasks for job in self._jobs(system, start))
+        total, left = len(start.tasks) * self._wanted.asked.repeats, len(list(self._jobs(system, start)))
         name = _bar(system, start)
         self._bars[name] = self._progress.add_task(name, total=total, completed=total - left)
 

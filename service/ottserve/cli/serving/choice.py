@@ -21,10 +21,11 @@ from ottserve.workers.kv.table import resolve_spec
 from ottserve.workers.models.loading import find_device, read_config
 from ottserve.workers.models.source import RANDOM_MODEL, UNREAD
 from ottserve.workers.models.support import model_shape
-from ottserve.workers.settings import ModelSettings
+from ottserve.workers.settings import ModelSettings, SchedulerSettings
 
 GIB = 2**30
 SYSTEMS = (SERVICE, ENGINE)
+SLOTS = "scheduler.max_running"
 BESIDE = ("ray", "triton", "grpcio", "xgrammar")
 
 DEFAULTS = {
@@ -107,7 +108,7 @@ def choose(asked: Asked, default_points: Mapping[str, str]) -> Wanted:
     extra = dict(map(_setting, asked.setting))
     layout = Layout.of(extra)
     shape = layout.share(model_shape(config))
-    bounds = _bounds(asked, kind, config, layout)
+    bounds = _bounds(asked, kind, config, layout, extra)
     rows = tuple(parse_policies(asked.policies))
     specs = {row.name: resolve_spec(row.cache, shape) for row in rows}
     points = asked.points or default_points[kind if asked.reads_prompts else "unread"]
@@ -127,14 +128,16 @@ def choose(asked: Asked, default_points: Mapping[str, str]) -> Wanted:
     )
 
 
-def _bounds(asked: Asked, kind: str, config: Any, layout: Layout) -> Bounds:
+def _bounds(asked: Asked, kind: str, config: Any, layout: Layout, settings: Mapping[str, str]) -> Bounds:
     memory_gib = asked.memory_gib
+    slots = {"max_running": settings[SLOTS]} if SLOTS in settings else {}
     return Bounds(
         memory_bytes=int(memory_gib * GIB) if memory_gib else _memory_bytes(kind, config, layout.num_ranks),
         context_length=config.max_position_embeddings,
         tokens_per_step=asked.tokens_per_step or DEFAULTS[kind]["tokens_per_step"],
         num_new=asked.new_tokens or DEFAULTS[kind]["new_tokens"],
         num_answer=asked.answer_tokens,
+        offered_running=SchedulerSettings.model_validate(slots).max_running,
         num_replicas=layout.num_replicas,
     )
 

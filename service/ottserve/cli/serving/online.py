@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable
 
 from ottserve import client as oc
 from ottserve.cli.serving.choice import Wanted
+from ottserve.cli.serving.offered import offered_load
 from ottserve.cli.serving.starts import figures_of
 from ottserve.evaluation.engine_speed import random_prompts
-from ottserve.evaluation.serving.offline import Job, Prompts
+from ottserve.evaluation.serving.offline import WARM_UP_PROMPT, WARM_UP_SEED, Job, Prompts
 from ottserve.evaluation.serving.plan import Task
 from ottserve.evaluation.serving.points import Offered
 from ottserve.evaluation.serving.results import Figures
 from ottserve.loadtest.bench.decode import PointFailed, Seen, decode
-from ottserve.loadtest.bench.offer import offer, steady_load
+from ottserve.loadtest.bench.offer import offer
 from ottserve.loadtest.local import START_TIMEOUT_S, LocalService
 
-WARM_UP_TOKENS, WARM_UP_PROMPT, WARM_UP_SEED = 8, 512, 1_000_000
-WARM_UP_EACH = 4
+WARM_UP_TOKENS, WARM_UP_EACH = 8, 4
 POLL_S = 0.25
 
 
@@ -74,7 +74,6 @@ async def _measure(
 ) -> Seen:
     where = (service.target, service.metrics_url)
     if isinstance(task.point, Offered):
-        workload = steady_load(task.point.requests_per_s, *wanted.asked.offered, repeat, wanted.asked.point_timeout_s)
-        return await offer(*where, workload, tuple(range(wanted.vocab_size)))
+        return await offer(*where, *offered_load(wanted, task.point, repeat))
     prompts = make_prompts(task, repeat)
     return await decode(*where, prompts, task.num_answer, wanted.bounds.num_new, wanted.asked.point_timeout_s)

@@ -60,14 +60,14 @@ def _decodes(row: Any, summaries: Sequence[Summary], policy: str, color: str) ->
             if point.num_sequences is None and sequences is not None:
                 held[point.context] = held.get(point.context, sequences)
     for (system, number, layout), marks in lines.items():
-        label = f"{policy}, {'full' if number is None else number}{', engine' if system == ENGINE else ''}"
-        label += "" if layout == ONE else f", {layout}"
+        label = f"{policy}, {'full' if number is None else number}{_place(system, layout)}"
         _plot(row[0], marks, label, color, "--" if system == ENGINE else "-", "s" if number is None else "o")
     if held:
         _plot(row[1], list(held.items()), policy, color, "-", "s")
 
 
 def _offered(row: Any, summaries: Sequence[Summary], policy: str, color: str) -> None:
+    """Tokens a second and times by rate, a line for each system and layout."""
     panels_and_fields = (
         (row[0], "tokens_per_s", "-", "o", 1.0),
         (row[1], "first_token_p99_s", "-", "o", 1e3),
@@ -76,19 +76,34 @@ def _offered(row: Any, summaries: Sequence[Summary], policy: str, color: str) ->
         (row[1], "inter_token_p50_s", "--", "v", 1e3),
     )
     for panel, field, style, marker, factor in panels_and_fields:
-        marks = []
+        lines: dict[tuple[str, Layout], list[tuple[float, Spread]]] = {}
         for summary in summaries:
             (point,) = parse_points(summary.point)
             spread = summary.spread(field)
             if isinstance(point, Offered) and spread is not None:
                 scaled = Spread(spread.median * factor, spread.least * factor, spread.most * factor)
-                marks.append((point.requests_per_s, scaled))
-        if marks:
-            label = policy if field in ("tokens_per_s", "first_token_p99_s") else "_"  # one for each colour
-            _plot(panel, marks, label, color, style, marker)
+                lines.setdefault((summary.system, summary.layout), []).append((point.requests_per_s, scaled))
+        for (system, layout), marks in lines.items():
+            is_named = field in ("tokens_per_s", "first_token_p99_s")  # one name for all of a colour and a place
+            label = policy + _place(system, layout) if is_named else "_"
+            _plot(panel, marks, label, color, style, marker, hollow=system == ENGINE)
 
 
-def _plot(panel: Any, marks: Sequence[tuple[float, Spread]], label: str, color: str, style: str, marker: str) -> None:
+def _place(system: str, layout: Layout) -> str:
+    """What a name has behind it where something else was measured than a service on one GPU."""
+    return (", engine" if system == ENGINE else "") + ("" if layout == ONE else f", {layout}")
+
+
+def _plot(
+    panel: Any,
+    marks: Sequence[tuple[float, Spread]],
+    label: str,
+    color: str,
+    style: str,
+    marker: str,
+    *,
+    hollow: bool = False,
+) -> None:
     """A line through medians, with bars from least to most."""
     ordered = sorted(marks, key=lambda mark: mark[0])
     middles = [spread.median for _, spread in ordered]
@@ -97,6 +112,7 @@ def _plot(panel: Any, marks: Sequence[tuple[float, Spread]], label: str, color: 
     panel.errorbar(
         [at for at, _ in ordered], middles, yerr=[below, above],
         label=label, color=color, linestyle=style, marker=marker, capsize=2,
+        markerfacecolor="none" if hollow else color,
     )  # fmt: skip
 
 
