@@ -11,6 +11,7 @@ from ottserve.workers.api import GenerationTask, SamplingParams, StopParams, Tex
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.graphs.sizes import first_that_holds
 from ottserve.workers.engine.loading import load_engine
+from ottserve.workers.kv.chunks import OpenChunks
 from ottserve.workers.kv.step import StepTensors
 from ottserve.workers.kv.table import POLICIES
 from ottserve.workers.settings import (
@@ -69,9 +70,11 @@ def test_captured_steps_with_prompts_agree_too(policy, num_requests):
     assert (replayed.counters.num_mixed_graph_steps > 0) is (num_requests > 1)
 
 
+@pytest.mark.parametrize("layers_at_once", [100, 1])
 @torch.inference_mode()
-def test_a_replayed_step_is_the_captured_function_over_the_same_buffers():
+def test_a_replayed_step_is_the_captured_function_over_the_same_buffers(monkeypatch, layers_at_once):
     """Bit for bit: what differs from eager steps differs by the padding alone."""
+    monkeypatch.setattr(OpenChunks, "_layers_at_once", lambda self, k: layers_at_once)
     engine = make_engine("ott", graphs=True, prompt_tokens=(64, 200), max_tokens_per_step=200)
     runner = engine._runner
     graphs, store = runner._graphs, engine._store
