@@ -101,7 +101,7 @@ def test_an_answer_that_ends_with_an_error_has_failed(engine: Engine) -> None:
 def test_where_nothing_comes_nothing_is_measured(engine: Engine) -> None:
     with_nobody = time_offer(engine, Offer([_arrival(2.0, 1, counts=False)], warm_up_s=3.0, timeout_s=60.0))
     assert (with_nobody.tokens_per_s, with_nobody.completed, with_nobody.made_per_s) == (0.0, 1, 1 / 3)
-    assert (with_nobody.first_token_p50_s, with_nobody.graph_share) == (None, None)
+    assert (with_nobody.first_token_p50_s, with_nobody.graph_share) == (None, 0.0)
 
 
 def test_tokens_that_come_together_share_their_time() -> None:
@@ -115,12 +115,17 @@ def test_tokens_of_a_failed_answer_were_made_but_its_times_are_left_out() -> Non
     whole = Answer(0.0, True, num_tokens=3, first_token_s=1.0, gaps_s=[2.0, 2.0], tokens_at=5.0)
     broken = Answer(0.0, True, num_tokens=2, first_token_s=9.0, gaps_s=[9.0], tokens_at=20.0, error=Internal("x"))
     refused = Answer(0.0, False, error=QueueFull("full"))
-    counters = (EngineCounters(), EngineCounters(num_decode_steps=8, num_decode_graph_steps=2, num_preemptions=1))
+    counters = (
+        EngineCounters(),
+        EngineCounters(num_decode_steps=8, num_mixed_steps=2, num_mixed_graph_steps=1, num_preemptions=1),
+    )
     figures = arrivals._figures([whole, broken, refused], 10.0, 40.0, *counters, arrivals._Held())
     assert figures.tokens_per_s == 5 / 10
     assert (figures.first_token_p99_s, figures.inter_token_p99_s) == (1.0, 2.0)
     assert (figures.completed, figures.refused, figures.failed) == (1, 1, 1)
-    assert (figures.graph_share, figures.preemptions) == (0.25, 1)
+    assert (figures.graph_share, figures.preemptions) == (0.1, 1)
+    without_steps = arrivals._figures([refused], 10.0, 40.0, counters[0], counters[0], arrivals._Held())
+    assert (without_steps.graph_share, without_steps.refused) == (None, 1)
 
 
 def test_many_times_are_two_figures() -> None:

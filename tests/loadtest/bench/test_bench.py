@@ -94,13 +94,14 @@ def test_counters_tell_their_growth_and_the_share_of_graphs() -> None:
         return Counters.of(
             [
                 ("ottserve_steps_total", {"kind": "decode"}, decode),
-                ("ottserve_steps_total", {"kind": "mixed"}, 77.0),
+                ("ottserve_steps_total", {"kind": "mixed"}, decode / 2),
                 ("ottserve_graph_steps_total", {"kind": "decode"}, graph),
+                ("ottserve_graph_steps_total", {"kind": "mixed"}, 7.0),
             ]
         )
 
     growth = counters(30, 16).since(counters(10, 1))
-    assert (growth.decode_steps, growth.graph_steps, growth.graph_share) == (20, 15, 0.75)
+    assert (growth.steps, growth.graph_steps, growth.graph_share) == (30, 15, 0.5)
     assert counters(5, 0).since(counters(5, 0)).graph_share is None
 
 

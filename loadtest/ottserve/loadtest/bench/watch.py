@@ -42,7 +42,7 @@ class Watched:
 class Counters:
     """Counters of all replicas at one moment, or what they grew by."""
 
-    decode_steps: float
+    steps: float
     graph_steps: float
     preemptions: float
     generated_tokens: float
@@ -52,8 +52,8 @@ class Counters:
     def of(cls, series: list[Series]) -> Counters:
         """Out of what was scraped."""
         return cls(
-            sum(total(series, "ottserve_steps_total", kind="decode")),
-            sum(total(series, "ottserve_graph_steps_total", kind="decode")),
+            sum(total(series, "ottserve_steps_total")),
+            sum(total(series, "ottserve_graph_steps_total")),
             sum(total(series, "ottserve_preemptions_total")),
             sum(total(series, "ottserve_generated_tokens_total")),
             sum(total(series, "ottserve_prompt_tokens_total", source="cached")),
@@ -65,12 +65,12 @@ class Counters:
 
     @property
     def graph_share(self) -> float | None:
-        """Of the decode steps, those that replayed a graph; None without any step."""
-        return self.graph_steps / self.decode_steps if self.decode_steps else None
+        """Of the steps, those that replayed a graph; None without any step."""
+        return self.graph_steps / self.steps if self.steps else None
 
     def _values(self) -> Iterable[float]:
         return (
-            self.decode_steps,
+            self.steps,
             self.graph_steps,
             self.preemptions,
             self.generated_tokens,

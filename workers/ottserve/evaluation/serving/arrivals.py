@@ -140,8 +140,8 @@ def _figures(
     end = max((answer.tokens_at for answer in counted), default=begin)
     first = p50_p99([answer.first_token_s for answer in completed if answer.first_token_s is not None])
     between = p50_p99([gap_s for answer in completed for gap_s in answer.gaps_s])
-    num_steps = after.num_decode_steps - before.num_decode_steps
-    num_graph_steps = after.num_decode_graph_steps - before.num_decode_graph_steps
+    num_steps = after.num_steps - before.num_steps
+    num_graph_steps = after.num_graph_steps - before.num_graph_steps
     num_refused = sum(isinstance(answer.error, QueueFull) for answer in answers)
     num_completed = sum(answer.error is None for answer in answers)
     return Figures(

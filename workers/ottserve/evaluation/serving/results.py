@@ -29,7 +29,7 @@ class Figures:
         sequences: most that were computed at once.
         pages, kv_bytes: most of live sequences, by the service's metrics.
         gpu_bytes: of the card, by its driver; for an engine what PyTorch has allocated at most.
-        graph_share: of the decode steps.
+        graph_share: of the steps, of any kind.
         cached_tokens: of prompts, from other prompts' pages.
     """
 
