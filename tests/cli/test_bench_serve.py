@@ -177,6 +177,16 @@ def test_the_engine_alone_is_measured_at_a_rate_too(tmp_path: Path) -> None:
     assert "| ott | 20/s | 1 × 1 | engine |" in (tmp_path / "bench-serve.md").read_text()
 
 
+@pytest.mark.usefixtures("same_threads")
+def test_a_point_of_which_no_call_is_completed_has_failed(tmp_path: Path) -> None:
+    options = ["--model", "random:llama-tiny", "--policies", "ott", "--points", "5/s", "--systems", "engine",
+               "--repeats", "1", "--memory-gib", "0.01", "--offered-prompt", "100", "--offered-s", "1",
+               "--setting", "model.max_context=64", "--device", "cpu", "--out", str(tmp_path)]  # fmt: skip
+    done = CliRunner().invoke(app, ["bench-serve", *options])
+    assert done.exit_code == 1
+    assert re.search(r"engine, ott at 5/s: failed: no call was completed: 0 refused, [1-9]\d* failed", done.stderr)
+
+
 def test_whoever_measures_engines_alone_needs_no_grpc() -> None:
     code = "import sys, ottserve.cli.serving.bench; print({'grpc', 'ray', 'ottserve.client'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)

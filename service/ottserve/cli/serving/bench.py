@@ -141,6 +141,8 @@ class Bench:
         return random_prompts(self._wanted.vocab_size, task.num_prompt, task.num_sequences, seed=repeat)
 
     def _keep(self, system: str, start: Start, task: Task, repeat: int, found: Figures | str) -> None:
+        if isinstance(found, Figures) and found.completed == 0:
+            found = f"no call was completed: {found.refused} refused, {found.failed} failed"
         figures, error = (found, None) if isinstance(found, Figures) else (None, found)
         depends_on, point, layout = subject(self._wanted, start, task), str(task.point), self._wanted.layout
         self._results.add(
