@@ -1,4 +1,4 @@
-"""Which version of ottserve this is."""
+"""Which version of ottserve, and of other packages, this is."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ UNINSTALLED = "uninstalled"
 
 
 def package_version() -> str:
-    """Of the installed package; `uninstalled` where its sources alone are on the path."""
+    """Of ottserve; `uninstalled` where its sources alone are on the path."""
+    return version_of("ottserve") or UNINSTALLED
+
+
+def version_of(package: str) -> str | None:
+    """Of an installed package; None where it is not."""
     try:
-        return version("ottserve")
+        return version(package)
     except PackageNotFoundError:
-        return UNINSTALLED
+        return None

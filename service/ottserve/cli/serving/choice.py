@@ -6,7 +6,6 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ottserve.evaluation.environment import environment
@@ -22,6 +21,7 @@ from ottserve.workers.models.loading import find_device, read_config
 from ottserve.workers.models.source import RANDOM_MODEL, UNREAD
 from ottserve.workers.models.support import model_shape
 from ottserve.workers.settings import ModelSettings, SchedulerSettings
+from ottserve.workers.version import version_of
 
 GIB = 2**30
 SYSTEMS = (SERVICE, ENGINE)
@@ -147,7 +147,7 @@ def _about(asked: Asked, points: str, bounds: Bounds, settings: Mapping[str, str
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": _model_line(asked.model),
-        "machine": environment() | {name: found for name in BESIDE if (found := _version(name))},
+        "machine": environment() | {name: found for name in BESIDE if (found := version_of(name))},
         "kernel": platform.release(),
         "points": points,
         "repeats": f"{asked.repeats}, each of new prompts" + (", each on a fresh service" if asked.fresh else ""),
@@ -194,10 +194,3 @@ def _model_line(path: str) -> str:
         return path
     unread = "; prompts are not computed, so there is no time to a first token" if path.endswith(UNREAD) else ""
     return f"{path}: random weights, answers mean nothing{unread}"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.workers.engine.conftest import random_model
 
+from ottserve.workers.engine import loading
 from ottserve.workers.engine.graphs.sizes import GraphSizes, row_counts, rows_beside_prompts
 from ottserve.workers.engine.loading import _graph_sizes, _prompts_to_capture, load_engine, make_store
 from ottserve.workers.engine.step_size import find_limits
@@ -87,6 +88,20 @@ def test_by_default_one_gpu_captures_all_that_a_step_may_hold(changes, prompts):
 def test_sizes_that_nothing_would_use_are_refused(sizes, device, changes, problem):
     with pytest.raises(ValueError, match=problem):
         loaded_with(sizes, device, **changes)
+
+
+def test_an_engine_keeps_to_what_is_captured_beside_decoding(monkeypatch):
+    told = []
+
+    def find(scheduler, model, spec, captured):
+        told.append(captured)
+        return find_limits(scheduler, model, spec, captured)
+
+    monkeypatch.setattr(loading, "_prompts_to_capture", lambda settings, model: (64, 512))
+    monkeypatch.setattr(loading, "find_limits", find)
+    settings = EngineSettings(model=ModelSettings(path="toy", device="cpu"))
+    load_engine(settings, progress=lambda message: None)
+    assert told == [(64, 512)]
 
 
 @pytest.mark.parametrize("sizes", [(0,), (64, 8193)])
