@@ -15,12 +15,13 @@ from ottserve.kernels.seal.outliers import triton as outliers
 from ottserve.kernels.write_tail import triton as write_tail
 
 pytestmark = pytest.mark.gpu
-LAYOUT = PageLayout(128, 64, 2, 2)
+LAYOUT = PageLayout(128, 64, 2, 2, k_fine=16)
 KERNELS = [
     decode.attend_split_kernel,
     prefill.attend_history_kernel,
     outliers.score_kernel,
     outliers.admit_kernel,
+    seal.choose_kernel,
     seal.seal_kernel,
     write_tail.write_tail_kernel,
 ]

@@ -145,10 +145,15 @@ def load_fine_keys(p_page, LAYOUT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.c
 
 
 @triton.jit
+def load_fine_channels(p_page, o_fine, LAYOUT: tl.constexpr):
+    """Channels, int32, that are the page's fine ones number `o_fine`."""
+    return tl.load((p_page + LAYOUT.fine_channels_at).to(tl.pointer_type(tl.uint8)) + o_fine).to(tl.int32)
+
+
+@triton.jit
 def pick_fine(p_page, o_d, b_scale, LAYOUT: tl.constexpr):
     """A matrix `[F, BD]` of b_scale's dtype that picks the fine channels out of all and gives them their scale."""
-    p_channels = (p_page + LAYOUT.fine_channels_at).to(tl.pointer_type(tl.uint8))
-    b_channels = tl.load(p_channels + tl.arange(0, LAYOUT.k_fine)).to(tl.int32)
+    b_channels = load_fine_channels(p_page, tl.arange(0, LAYOUT.k_fine), LAYOUT)
     return tl.where(b_channels[:, None] == o_d[None, :], b_scale[None, :], 0.0).to(b_scale.dtype)
 
 
@@ -163,8 +168,7 @@ def fine_queries(p_page, p_scale, p_queries, b_inverse, LAYOUT: tl.constexpr):
         p_queries: `[M]`, where each query begins.
         b_inverse: fp32 `[M]`, what each is multiplied by so that it fits fp16; 0 for what is no query.
     """
-    p_channels = (p_page + LAYOUT.fine_channels_at).to(tl.pointer_type(tl.uint8))
-    b_channels = tl.load(p_channels + tl.arange(0, LAYOUT.k_fine)).to(tl.int32)
+    b_channels = load_fine_channels(p_page, tl.arange(0, LAYOUT.k_fine), LAYOUT)
     b_scale = tl.load(p_scale.to(tl.pointer_type(tl.float16)) + b_channels)
     b_q = tl.load(p_queries[None, :] + b_channels[:, None]).to(tl.float32) * b_inverse[None, :]
     return b_q.to(tl.float16) * b_scale[:, None]

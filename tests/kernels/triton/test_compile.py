@@ -87,9 +87,10 @@ def test_compiles(capability, policy, compiled: Compiled, request: pytest.Fixtur
     done = compiled[request.node.callspec.id].result()
     assert done.returncode == 0, done.stderr
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {entry["kernel"] for entry in kernels} == set(KERNELS)
+    layout = PageLayout(128, *policy[:4], torch.float16, *policy[5:])
+    assert {entry["kernel"] for entry in kernels} == {*KERNELS, *(["choose_kernel"] if layout.k_fine else [])}
     taken = {entry["kernel"]: entry["shared"] for entry in sorted(kernels, key=lambda entry: entry["shared"])}
     assert max(taken.values()) <= SHARED_MEMORY[capability], taken
     stacks = {entry["kernel"]: entry["stack"] for entry in kernels}
-    if capability == 90 and launch.fits_200_registers(PageLayout(128, *policy[:4], torch.float16, *policy[5:]), gqa=4):
+    if capability == 90 and launch.fits_200_registers(layout, gqa=4):
         assert stacks["attend_split_kernel"] == 0, "decode attention spills registers"

@@ -1,5 +1,5 @@
 """Sealing on a GPU: scores of all pages, admission page after page (`outliers/triton.py`), then every page by itself
-(`pages/triton.py`). However many pages there are, there are three launches. Knows no sequence.
+(`pages/triton.py`). However many pages there are, there are three launches, four with fine channels. Knows no sequence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.rotary import for_layout
 from ottserve.kernels.seal.chunks import Chunks
 from ottserve.kernels.seal.outliers.triton import admit_kernel, score_kernel
-from ottserve.kernels.seal.pages.triton import seal_kernel
+from ottserve.kernels.seal.pages.triton import choose_kernel, seal_kernel
 from ottserve.kernels.slots import Slots
 from ottserve.kernels.supported import check, check_elements, check_vectors
 from ottserve.kernels.write_tail import narrow
@@ -102,7 +102,7 @@ def _launch(
     page_starts, page_rows = (None, None) if chunks is None else (chunks.page_starts, chunks.page_rows)
     strides = k.stride()[:2], v.stride()[:2]
     source = {"J": J, "BD": padded, "CAPACITY": slots.tail_k.shape[2], "HAS_CHUNKS": chunks is not None}
-    channels, columns, warps = launch.seal_block(layout)
+    config = launch.seal_config(layout)
     if places:
         scores = torch.empty(M, J, layout.group, dtype=torch.float32, device=pages.device)
         score_kernel[M, J](
@@ -117,7 +117,7 @@ def _launch(
             *strides[0],
             G=layout.group,
             D=layout.head_size,
-            num_warps=warps,
+            num_warps=4,
             **source,
         )
         admit_kernel[len(slot_ids), J](
@@ -149,7 +149,24 @@ def _launch(
             num_warps=1,
             **source,
         )
-    seal_kernel[M, J, 2](
+    with_pages = {"LAYOUT": layout, "TRACED": places > 0, "IN_ASM": not knobs.runtime.interpret} | source
+    if layout.k_fine:
+        choose_kernel[M, J](
+            pages,
+            slots.tail_k,
+            k,
+            slot_ids,
+            starts,
+            lengths,
+            page_rows,
+            page_ids,
+            first_positions,
+            frequencies,
+            *strides[0],
+            num_warps=8,
+            **with_pages,
+        )
+    seal_kernel[M, J, config.parts](
         pages,
         slots.tail_k,
         slots.tail_v,
@@ -164,13 +181,11 @@ def _launch(
         frequencies,
         *strides[0],
         *strides[1],
-        LAYOUT=layout,
-        TRACED=places > 0,
-        CHANNELS=channels,
-        COLUMNS=columns,
+        CHANNELS=config.channels,
+        FINE=config.fine,
+        COLUMNS=config.columns,
         FIT=fit_rounds,
         UNBIASED=unbiased,
-        IN_ASM=not knobs.runtime.interpret,
-        num_warps=warps,
-        **source,
+        num_warps=1,
+        **with_pages,
     )
