@@ -24,7 +24,7 @@ def choose(logits: torch.Tensor, rows: list[Row], num_candidates: int) -> tuple[
     """Tokens, and whether each is right; a row is its parameters and its number in [0, 1)."""
     pack = Pack()
     draws = pack_draws(pack, [Draw.by(params) for params, _ in rows], [number for _, number in rows])
-    tokens, is_right = choose_by(logits, draws, pack.send(logits.device), num_candidates)
+    tokens, is_right = choose_by(logits, logits.argmax(-1), draws, pack.send(logits.device), num_candidates)
     right = torch.ones(len(rows), dtype=torch.bool)
     if is_right is not None:
         right[draws.of_some.index] = is_right

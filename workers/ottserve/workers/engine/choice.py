@@ -89,13 +89,16 @@ def pack_draws(pack: Pack, draws: Sequence[Draw], uniforms: Sequence[float]) -> 
     return Draws(group(Way.OF_ALL), group(Way.OF_SOME))
 
 
-def choose(logits: Tensor, draws: Draws, sent: Sent, num_candidates: int) -> tuple[Tensor, Tensor | None]:
+def choose(
+    logits: Tensor, likeliest: Tensor, draws: Draws, sent: Sent, num_candidates: int
+) -> tuple[Tensor, Tensor | None]:
     """Choose a token for each row.
 
     Equal logits stand or fall together: a cut that keeps one keeps all that are as likely.
 
     Args:
         logits: `[S, V]`; −∞ is never chosen while the row has another value.
+        likeliest: int64 `[S]`, the first of each row's largest logits; changed.
         draws: S rows.
         sent: what came of the pack they are in.
         num_candidates: likeliest tokens to sort for rows that are cut; the same for all rows of all steps, or V.
@@ -105,7 +108,7 @@ def choose(logits: Tensor, draws: Draws, sent: Sent, num_candidates: int) -> tup
         `num_candidates` tokens was all that the row's cuts keep. If not, the row is to be chosen again with V
         candidates. With V all are right.
     """
-    tokens, is_right = logits.argmax(dim=-1), None
+    tokens, is_right = likeliest, None
     if draws.of_all is not None:
         columns = _Columns.of(draws.of_all, sent)
         columns.put(tokens, _choose_of_all(columns.take(logits), columns))

@@ -59,7 +59,6 @@ class Flight:
     replayed: bool
     forms: list[Tensor | OttserveError | None]
     sampled: Sampled
-    is_finite: int
     count_corrected: Callable[[Fetched], None]
     read_pieces: ReadPieces
     on_the_way: OnTheWay
@@ -68,11 +67,9 @@ class Flight:
         """Wait for the device, and read what it found."""
         fetched = self.on_the_way.fetch()
         self.count_corrected(fetched)
-        errors = [
-            form if isinstance(form, OttserveError) else None if is_number else Internal(FAULT, "non_finite_logits")
-            for form, is_number in zip(self.forms, fetched[self.is_finite].tolist(), strict=True)
-        ]
-        return Computed(tuple(self.sampled.read(fetched)), tuple(errors), self.read_pieces(fetched))
+        tokens = tuple(self.sampled.read(fetched))
+        errors = tuple(_error_of(form, token) for form, token in zip(self.forms, tokens, strict=True))
+        return Computed(tokens, errors, self.read_pieces(fetched))
 
 
 class Computer:
@@ -120,7 +117,6 @@ class Computer:
         run = self._prepare(pack, plan, live, None if before is None else before.chosen)
         sent = pack.send(self._store.device)
         logits, read_pieces = run(sent, readout)
-        is_finite = readout.add(logits.amax(-1).isfinite())
         count_corrected = self._correct(plan, logits, rows, readout)
         if choice.needs_logits:
             logits = logits.clone()  # a next step may have overwritten them when the tokens of this one are read
@@ -132,7 +128,6 @@ class Computer:
             self._runner.replayed,
             forms,
             sampled,
-            is_finite,
             count_corrected,
             read_pieces,
             on_the_way,
@@ -175,6 +170,12 @@ class Computer:
             return logits, read_prompts(readout, runner.head, hidden, plan, asked)
 
         return run
+
+
+def _error_of(form: Tensor | OttserveError | None, token: SampledToken) -> OttserveError | None:
+    if isinstance(form, OttserveError):
+        return form
+    return None if token.has_numbers else Internal(FAULT, "non_finite_logits")
 
 
 def _no_pieces(fetched: Fetched) -> dict[str, Piece]:

@@ -93,11 +93,13 @@ class SampledToken(NamedTuple):
         logprob: how likely it was, where asked for.
         is_on_device: whether it is what `Sampled.token_ids` has; another may be there where the row needed more
             candidates.
+        has_numbers: whether the row's logits were numbers; if not, the token means nothing.
     """
 
     token_id: int
     logprob: TokenLogprob | None = None
     is_on_device: bool = True
+    has_numbers: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +200,11 @@ class Sampler:
     def _sample(
         self, logits: Tensor, adjusted: Tensor, choice: Choice, sent: Sent, readout: Readout, num_candidates: int
     ) -> Sampled:
-        token_ids, is_right = choose(adjusted, choice.draws, sent, num_candidates)
-        chosen = readout.add(token_ids)
+        largest, likeliest = logits.max(dim=-1)  # tells of numbers, too: whatever is none comes out on top
+        if adjusted is not logits:
+            likeliest = adjusted.argmax(dim=-1)
+        token_ids, is_right = choose(adjusted, likeliest, choice.draws, sent, num_candidates)
+        top, chosen = readout.add(largest), readout.add(token_ids)
         right = None if is_right is None else readout.add(is_right)
         tell = None
         if choice.told_rows is not None:
@@ -209,7 +214,11 @@ class Sampler:
         def read(fetched: Fetched) -> list[SampledToken]:
             ids = fetched[chosen].long().tolist()
             logprobs = dict(zip(choice.told, tell(fetched), strict=True)) if tell else {}
-            tokens = [SampledToken(token_id, logprobs.get(row)) for row, token_id in enumerate(ids)]
+            numbers = fetched[top].isfinite().tolist()
+            tokens = [
+                SampledToken(token_id, logprobs.get(row), has_numbers=has_numbers)
+                for row, (token_id, has_numbers) in enumerate(zip(ids, numbers, strict=True))
+            ]
             if right is not None and choice.draws.of_some is not None:
                 of_some = zip(choice.draws.of_some.index, fetched[right].tolist(), strict=True)
                 wrong = [row for row, is_so in of_some if not is_so]
