@@ -229,7 +229,10 @@ def seal_config(layout: PageLayout) -> SealConfig:
 
 
 def seal_tile(bits: int) -> int:
-    """Numbers that one warp quantises at a time. Codes of more than two bits take more registers to find."""
+    """Numbers that one warp takes at a time. Codes of more than two bits take more registers to find; exact elements
+    take none, and are moved in rows as wide as memory likes them."""
+    if bits == EXACT_BITS:
+        return 4096
     return 2048 if bits <= 2 else 1024
 
 

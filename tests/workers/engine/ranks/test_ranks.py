@@ -19,7 +19,7 @@ from ottserve.workers.engine.loading import load_engine
 from ottserve.workers.engine.ranks import follower
 from ottserve.workers.engine.ranks.crew import RankLost
 from ottserve.workers.engine.ranks.seat import Seat
-from ottserve.workers.settings import EngineSettings, ModelSettings
+from ottserve.workers.settings import CacheSettings, EngineSettings, ModelSettings
 
 NOTICED_S = 5.0
 ROUNDING = 1e-4  # in nats: sums in another order
@@ -67,6 +67,27 @@ def run(engine: Engine, *tasks: GenerationTask) -> dict[tuple[str, int], list[in
             assert isinstance(chunk, TextChunk), chunk
             found.setdefault((name, chunk.index), []).extend(chunk.token_ids)
     return found
+
+
+def test_prompts_are_left_unread_on_all_ranks(two_ranks: TwoRanks) -> None:
+    """A rank that computed a step which another leaves out would wait for it in the first sum."""
+
+    def settings(num_ranks: int) -> EngineSettings:
+        return EngineSettings(
+            model=ModelSettings(path="random:llama-tiny:unread", dtype="float32", tensor_parallel=num_ranks),
+            cache=CacheSettings(policy="fp16", num_pages=12, group=32, window=16, prefix_cache=False),
+        )
+
+    def said(engine: Engine) -> list[dict[tuple[str, int], list[int]]]:
+        return [run(engine, task(name, length)) for name, length in (("first", 100), ("second", 120))]
+
+    engine = two_ranks.engine(settings(2))
+    seen: list[int] = []
+    engine._runner._model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    assert said(engine) == said(alone(settings(1)))
+    assert seen == [100, *[1] * 39, *[1] * 39]
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])

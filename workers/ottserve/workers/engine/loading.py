@@ -21,10 +21,10 @@ from ottserve.workers.engine.dgap.loading import load_correction
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.graphs import PROMPT_TOKENS, GraphSizes
 from ottserve.workers.engine.ranks.crew import Crew
-from ottserve.workers.engine.ranks.lead import LeadRunner, agree, choose_sums
+from ottserve.workers.engine.ranks.lead import LeadRunner, UnreadLeadRunner, agree, choose_sums
 from ottserve.workers.engine.runner import Runner
 from ottserve.workers.engine.step_size import find_limits
-from ottserve.workers.engine.unread import UnreadRunner
+from ottserve.workers.engine.unread import runner_over
 from ottserve.workers.engine.warm_up import warm_up
 from ottserve.workers.kv.store import KVStore
 from ottserve.workers.kv.table import resolve_spec
@@ -159,12 +159,10 @@ def exact_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _runner(settings: EngineSettings, model: LoadedModel, store: KVStore, crew: Crew | None) -> Runner:
-    if crew is not None:
-        if not model.reads_prompts:
-            raise ValueError(f"model.path={model.info.name}: prompts are left unread on one rank alone")
-        choose_sums(settings.model, model)
-        return LeadRunner(model.module, store, crew)
-    return Runner(model.module, store) if model.reads_prompts else UnreadRunner(model.module, store)
+    if crew is None:
+        return runner_over(model, store)
+    choose_sums(settings.model, model)
+    return (LeadRunner if model.reads_prompts else UnreadLeadRunner)(model.module, store, crew)
 
 
 def _prompts_to_capture(settings: EngineSettings, model: LoadedModel) -> tuple[int, ...]:

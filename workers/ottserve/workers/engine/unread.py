@@ -3,6 +3,7 @@
 The first prompt that fills a page is computed. Its page is then put into every page and its slot into every slot, so
 that decode steps read what they usually read, each sequence in pages of its own. From then on steps that hold prompt
 tokens compute nothing. Answers mean nothing, so only models of random weights have it (`models/random_model.py`).
+Ranks leave out the same steps, for they get the same.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 from ottserve.workers.engine.runner import Runner
 from ottserve.workers.kv.step import ChunkPages, Chunks, StepTensors
 from ottserve.workers.kv.store import KVStore
+from ottserve.workers.models.loading import LoadedModel
 
 DUMMY_PAGE = 0
 
@@ -39,6 +41,11 @@ class UnreadRunner(Runner):
             _fill(self._store, step.chunks, pages)
             self._is_filled = True
         return logits
+
+
+def runner_over(model: LoadedModel, store: KVStore) -> Runner:
+    """The usual runner, or this one over a model that leaves prompts unread."""
+    return (Runner if model.reads_prompts else UnreadRunner)(model.module, store)
 
 
 def _fill(store: KVStore, chunks: Chunks, pages: ChunkPages) -> None:

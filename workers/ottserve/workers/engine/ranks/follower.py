@@ -15,6 +15,7 @@ from ottserve.workers.engine.ranks.moves import Keeper, NamedMoves
 from ottserve.workers.engine.ranks.seat import End, Failed, Ready, Seat, try_device
 from ottserve.workers.engine.ranks.steps import receive
 from ottserve.workers.engine.runner import Runner
+from ottserve.workers.engine.unread import runner_over
 from ottserve.workers.kv.store import KVStore
 from ottserve.workers.models.loading import find_device, load_model
 from ottserve.workers.settings import EngineSettings
@@ -40,7 +41,7 @@ def follow(settings: EngineSettings, seat: Seat) -> None:
         if isinstance(agreed, Capacity):
             store = make_store(settings, model, agreed)
             choose_sums(settings.model, model)
-            Follower(Runner(model.module, store), store, connection).follow()
+            Follower(runner_over(model, store), store, connection).follow()
         distributed.destroy_process_group()
     except Exception as error:
         with suppress(OSError):

@@ -17,6 +17,7 @@ from ottserve.workers.engine.ranks.crew import Crew, RankLost
 from ottserve.workers.engine.ranks.moves import Names, settle, taken
 from ottserve.workers.engine.ranks.steps import Outline, broadcast, outline
 from ottserve.workers.engine.runner import Runner
+from ottserve.workers.engine.unread import UnreadRunner
 from ottserve.workers.kv.moves import carry_out
 from ottserve.workers.kv.step import StepTensors
 from ottserve.workers.kv.store import KVStore
@@ -115,3 +116,7 @@ class LeadRunner(Runner):
         except BaseException as error:
             self._crew.give_up(f"rank 0: {error}")
             raise
+
+
+class UnreadLeadRunner(LeadRunner, UnreadRunner):
+    """A lead runner that leaves prompts unread, as the others do then: they are told of every step."""
