@@ -82,19 +82,27 @@ class PrefillConfig:
 
 @dataclass(frozen=True, slots=True)
 class SealConfig:
-    """Launch of what writes pages: programs of one warp, each of which takes a part of the page of one KV head.
+    """Launch of what writes pages: programs that each take a part of the page of one KV head.
 
     Attributes:
-        channels: of keys, without regard to fine ones.
-        fine: fine channels.
-        columns: word columns of values.
-        parts: programs of a page.
+        channels, key_parts: of keys, fine ones left out, in one part; and such parts.
+        fine, fine_parts: the same of fine channels.
+        columns, value_parts: the same of word columns of values.
+        warps: of one program.
     """
 
     channels: int
+    key_parts: int
     fine: int
+    fine_parts: int
     columns: int
-    parts: int
+    value_parts: int
+    warps: int
+
+    @property
+    def parts(self) -> int:
+        """Programs of a page: parts of keys, of fine channels, of values, in this order."""
+        return self.key_parts + self.fine_parts + self.value_parts
 
 
 def next_power_of_2(number: int) -> int:
@@ -215,17 +223,24 @@ def page_stages(layout: PageLayout, shared_bytes: int, most: int) -> int:
 
 @cache
 def seal_config(layout: PageLayout) -> SealConfig:
-    """Tiles as large as registers allow, each one warp's.
+    """Tiles as large as registers allow, each one warp's; two where one word column of values is too large for that.
 
     More warps to a tile wait for each other in every sum of every fit round. One H200, 32 rows × 32 layers, K2+32×2 V2,
     eight rounds, ms: 32 channels by four warps 6.6, by two 4.5; 16 by four 7.8, by two 5.3, by one 3.9; 8 by one 4.2.
     """
-    padded, fields = next_power_of_2(layout.head_size), EXACT_BITS // layout.v_bits
-    channels = min(padded, seal_tile(layout.k_bits) // layout.group)
+    column = EXACT_BITS // layout.v_bits * next_power_of_2(layout.head_size)
+    channels = min(next_power_of_2(layout.head_size), seal_tile(layout.k_bits) // layout.group)
     fine = max(1, min(layout.k_fine, seal_tile(layout.k_bits + layout.k_fine_bits) // layout.group))
-    columns = max(1, min(layout.value_columns, seal_tile(layout.v_bits) // (fields * padded)))
-    blocks = [(layout.head_size, channels), (layout.k_fine, fine), (layout.value_columns, columns)]
-    return SealConfig(channels, fine, columns, sum(-(-number // each) for number, each in blocks))
+    columns = max(1, min(layout.value_columns, seal_tile(layout.v_bits) // column))
+    return SealConfig(
+        channels,
+        -(-layout.head_size // channels),
+        fine,
+        layout.k_fine // fine,
+        columns,
+        layout.value_columns // columns,
+        warps=max(1, columns * column // seal_tile(layout.v_bits)),
+    )
 
 
 def seal_tile(bits: int) -> int:

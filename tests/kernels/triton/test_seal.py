@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from tests.kernels.triton.cache_state import POISON_WORD, frequencies_of, make_slots, relative_error
+from triton.runtime import interpreter
 
 from ottserve.kernels.layout import PageLayout
 from ottserve.kernels.quantize import dequantize_keys, dequantize_values
@@ -96,9 +97,23 @@ def test_a_full_evicted_pool_freezes_the_head() -> None:
     assert not slots.frozen[2].any()
 
 
-@pytest.mark.parametrize(("k_subgroups", "fine"), [(1, (16, 2)), (2, (32, 1))], ids=str)
-def test_fine_channels_are_equal_bit_for_bit(k_subgroups, fine) -> None:
-    layout = PageLayout(32, 80, 2, 2, k_subgroups, torch.float16, *fine)
+# In a group of 128 several programs share the fine channels, and the other channels and values too.
+@pytest.mark.parametrize(
+    ("group", "k_subgroups", "fine"), [(32, 1, (16, 2)), (32, 2, (32, 1)), (128, 1, (32, 2))], ids=str
+)
+def test_fine_channels_are_equal_bit_for_bit(group, k_subgroups, fine) -> None:
+    layout = PageLayout(group, 80, 2, 2, k_subgroups, torch.float16, *fine)
+    pages, _ = sealed(triton.seal, layout, places=0)
+    expected, _ = sealed(reference.seal, layout, places=0)
+    assert torch.equal(pages, expected)
+
+
+def test_parts_of_a_page_may_come_in_any_order(monkeypatch) -> None:
+    """Here the last comes first, so that the parts of all keys would write over what those of fine channels wrote."""
+    builder = interpreter.interpreter_builder
+    begin = builder.set_grid_idx
+    monkeypatch.setattr(builder, "set_grid_idx", lambda x, y, z: begin(x, y, builder.grid_dim[2] - 1 - z))
+    layout = PageLayout(128, 64, 2, 2, 1, torch.float16, 32, 2)
     pages, _ = sealed(triton.seal, layout, places=0)
     expected, _ = sealed(reference.seal, layout, places=0)
     assert torch.equal(pages, expected)

@@ -81,6 +81,28 @@ def test_each_option_by_itself(asked, expected):
     assert token.token_id == expected
 
 
+DRAWN = SamplingParams(temperature=1.0, seed=3)
+CUT = replace(DRAWN, top_p=0.5)
+
+
+@pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, logit_bias=((9, 1.0),)), DRAWN, CUT])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_logits_that_are_no_numbers_are_told_of_for_their_row_alone(params, value):
+    spoilt, sound = falling(7, 9), falling(7, 9)
+    if value == -torch.inf:
+        spoilt[:] = value  # one among others is none that can be chosen
+        sound[0, 11] = value
+    else:
+        spoilt[0, 11] = value
+    tokens = run(torch.cat([sound, spoilt, sound]), row(params), row(params), row(params), num_candidates=2)
+    assert [token.has_numbers for token in tokens] == [True, False, True]
+
+
+def test_the_first_of_equal_logits_is_the_likeliest():
+    [token] = run(falling(31, 9).clamp(max=4.0), row())
+    assert token.token_id == 9
+
+
 def test_penalties_see_what_the_bias_made():
     """Repetition divides what is positive: 5 − 5.5 is not, so it is multiplied and falls behind token 9 at −0.6."""
     params = replace(GREEDY, logit_bias=((7, -5.5), (9, -4.6)), repetition_penalty=2.0)

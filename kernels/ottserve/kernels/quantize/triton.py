@@ -1,4 +1,4 @@
-"""The quantiser inside kernels, equal to the reference number for number except for the order of sums.
+"""The quantiser inside kernels, equal to the reference number for number except for how sums round.
 
 Knows no page and no pointer: blocks in, codes, scales and zeros out.
 """
@@ -58,19 +58,20 @@ def start_levels(b_x, m_x, AXIS: tl.constexpr, COUNT: tl.constexpr, BITS: tl.con
 
 
 @triton.jit
-def moments(b_x, m_x, x_mean, b_scale, b_zero, AXIS: tl.constexpr, COUNT: tl.constexpr, BITS: tl.constexpr):
+def moments(b_x, m_x, x_mean, x_rest, b_scale, b_zero, AXIS: tl.constexpr, COUNT: tl.constexpr, BITS: tl.constexpr):
     """Of the codes under this scale and zero: mean, variance · COUNT, and covariance with x · COUNT.
 
     In one pass, so that no code has to be kept. Whole numbers below 2²⁴ add up exactly in fp32, and variance is what is
-    left of them in int32, where a product may wrap and the difference is right again.
+    left of them in int32, where a product may wrap and the difference is right again. `x_rest` is the mean of what x is
+    above `x_mean`, which is rounded: next to a spread that is small against the mean it counts.
     """
     b_codes = tl.where(m_x, round_codes(b_x, b_scale, b_zero, BITS), 0.0)
     total = tl.expand_dims(tl.sum(b_codes, AXIS), AXIS)
     squares = tl.expand_dims(tl.sum(b_codes * b_codes, AXIS), AXIS)
-    products = tl.expand_dims(tl.sum(b_codes * (b_x - b_zero), AXIS), AXIS)
+    products = tl.expand_dims(tl.sum(b_codes * (b_x - x_mean), AXIS), AXIS)
     whole = total.to(tl.int32)
     variance = (COUNT * squares.to(tl.int32) - whole * whole).to(tl.float32) / COUNT
-    return total / COUNT, variance, products - total * (x_mean - b_zero)
+    return total / COUNT, variance, products - total * x_rest
 
 
 @triton.jit
@@ -110,12 +111,13 @@ def quantize(
     low, high = start_levels(b_x, m_x, AXIS, COUNT, BITS, FIT_ROUNDS)
     b_scale, b_zero = storable(tl.div_rn(high - low, tl.full(low.shape, TOP, tl.float32))), storable(low)
     x_mean = line_sum(b_x, m_x, AXIS) / COUNT
+    x_rest = line_sum(b_x - x_mean, m_x, AXIS) / COUNT
     for _ in range(FIT_ROUNDS):
-        code_mean, variance, covariance = moments(b_x, m_x, x_mean, b_scale, b_zero, AXIS, COUNT, BITS)
+        code_mean, variance, covariance = moments(b_x, m_x, x_mean, x_rest, b_scale, b_zero, AXIS, COUNT, BITS)
         b_scale, b_zero = least_squares(x_mean, code_mean, variance, covariance, b_scale, b_zero)
     b_codes = round_codes(b_x, b_scale, b_zero, BITS)
     if UNBIASED:
-        code_mean, variance, covariance = moments(b_x, m_x, x_mean, b_scale, b_zero, AXIS, COUNT, BITS)
+        code_mean, variance, covariance = moments(b_x, m_x, x_mean, x_rest, b_scale, b_zero, AXIS, COUNT, BITS)
         b_centred = b_x - x_mean
         x_variance = line_sum(b_centred * b_centred, m_x, AXIS)
         b_scale, b_zero = unbiased(x_mean, x_variance, code_mean, variance, covariance, b_scale, b_zero)

@@ -1,5 +1,5 @@
 """Sealing on a GPU: scores of all pages, admission page after page (`outliers/triton.py`), then every page by itself
-(`pages/triton.py`). However many pages there are, there are three launches, four with fine channels. Knows no sequence.
+(`pages/triton.py`). However many pages there are, there are four launches at most. Knows no sequence.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _launch(
     unbiased: bool,
     frequencies: Tensor | None,
 ) -> None:
-    """Scores, admission, pages; the first two only where there are places for outliers.
+    """Scores and admission, where there are places for outliers; which channels are fine, where any is; pages.
 
     Args:
         k, v: of the chunks, in the tails' dtype; where there are none, the tails.
@@ -102,7 +102,6 @@ def _launch(
     page_starts, page_rows = (None, None) if chunks is None else (chunks.page_starts, chunks.page_rows)
     strides = k.stride()[:2], v.stride()[:2]
     source = {"J": J, "BD": padded, "CAPACITY": slots.tail_k.shape[2], "HAS_CHUNKS": chunks is not None}
-    config = launch.seal_config(layout)
     if places:
         scores = torch.empty(M, J, layout.group, dtype=torch.float32, device=pages.device)
         score_kernel[M, J](
@@ -149,7 +148,8 @@ def _launch(
             num_warps=1,
             **source,
         )
-    with_pages = {"LAYOUT": layout, "TRACED": places > 0, "IN_ASM": not knobs.runtime.interpret} | source
+    config = launch.seal_config(layout)
+    of_page = {"LAYOUT": layout, "TRACED": places > 0, "IN_ASM": not knobs.runtime.interpret} | source
     if layout.k_fine:
         choose_kernel[M, J](
             pages,
@@ -164,7 +164,7 @@ def _launch(
             frequencies,
             *strides[0],
             num_warps=8,
-            **with_pages,
+            **of_page,
         )
     seal_kernel[M, J, config.parts](
         pages,
@@ -181,11 +181,9 @@ def _launch(
         frequencies,
         *strides[0],
         *strides[1],
-        CHANNELS=config.channels,
-        FINE=config.fine,
-        COLUMNS=config.columns,
+        CONFIG=config,
         FIT=fit_rounds,
         UNBIASED=unbiased,
-        num_warps=1,
-        **with_pages,
+        num_warps=config.warps,
+        **of_page,
     )

@@ -200,7 +200,7 @@ class Sampler:
     def _sample(
         self, logits: Tensor, adjusted: Tensor, choice: Choice, sent: Sent, readout: Readout, num_candidates: int
     ) -> Sampled:
-        largest, likeliest = logits.max(dim=-1)  # tells of numbers, too: whatever is none comes out on top
+        largest, likeliest = logits.max(dim=-1)  # tells of numbers, too: NaN and +∞ come out on top
         if adjusted is not logits:
             likeliest = adjusted.argmax(dim=-1)
         token_ids, is_right = choose(adjusted, likeliest, choice.draws, sent, num_candidates)

@@ -1,7 +1,7 @@
 """What prompt chunks do with the cache in a step: attend in each layer, and store their tokens for many layers at once.
 
-Pages are sealed by few programs each, which take long whatever their number: a layer alone would have a GPU wait for
-them, while hardly any of it works.
+The few pages of a layer take as long to seal as those of many layers: a layer alone would have a GPU wait for them,
+while little of it works.
 """
 
 from __future__ import annotations

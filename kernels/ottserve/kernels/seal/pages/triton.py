@@ -77,9 +77,7 @@ def seal_kernel(
     CAPACITY: tl.constexpr,
     TRACED: tl.constexpr,
     BD: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    FINE: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    CONFIG: tl.constexpr,
     FIT: tl.constexpr,
     UNBIASED: tl.constexpr,
     HAS_CHUNKS: tl.constexpr,
@@ -89,8 +87,7 @@ def seal_kernel(
     i_page, i_head, i_part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     G: tl.constexpr = LAYOUT.group
     D: tl.constexpr = LAYOUT.head_size
-    KEY_PARTS: tl.constexpr = (D + CHANNELS - 1) // CHANNELS
-    FIRST_OF_VALUES: tl.constexpr = KEY_PARTS + LAYOUT.k_fine // FINE
+    FIRST_OF_VALUES: tl.constexpr = CONFIG.key_parts + CONFIG.fine_parts
     i_row = tl.load(p_page_rows + i_page) if HAS_CHUNKS else i_page
     page_id = tl.load(p_page_ids + i_page).to(tl.int64)
     if page_id < 0:
@@ -104,36 +101,53 @@ def seal_kernel(
         p_tail_k += slot * CAPACITY * D
         o_positions = first_position + tl.arange(0, G)
         b_rows = token_rows(o_positions, p_tail_k, p_k, length, stride_k_token, D, CAPACITY, HAS_CHUNKS)
-        if i_part < KEY_PARTS:
-            start = i_part * CHANNELS
+        if i_part < CONFIG.key_parts:
             seal_keys(
-                p_page, b_rows, b_won, start, first_position, p_frequencies, LAYOUT, CHANNELS, FIT, UNBIASED, IN_ASM
+                p_page,
+                b_rows,
+                b_won,
+                i_part * CONFIG.channels,
+                first_position,
+                p_frequencies,
+                LAYOUT,
+                CONFIG.channels,
+                FIT,
+                UNBIASED,
+                IN_ASM,
             )
         elif LAYOUT.k_fine:
-            start = (i_part - KEY_PARTS) * FINE
             seal_fine_keys(
-                p_page, b_rows, b_won, start, first_position, p_frequencies, LAYOUT, FINE, FIT, UNBIASED, IN_ASM
+                p_page,
+                b_rows,
+                b_won,
+                (i_part - CONFIG.key_parts) * CONFIG.fine,
+                first_position,
+                p_frequencies,
+                LAYOUT,
+                CONFIG.fine,
+                FIT,
+                UNBIASED,
+                IN_ASM,
             )
     else:
         p_v, length = find_tokens(p_v, p_starts, p_lengths, i_row, i_head, stride_v_token, stride_v_head, HAS_CHUNKS)
         p_tail_v += slot * CAPACITY * D
-        start = (i_part - FIRST_OF_VALUES) * COLUMNS
         seal_values(
             p_page,
             p_tail_v,
             p_v,
             length,
             stride_v_token,
-            start,
+            (i_part - FIRST_OF_VALUES) * CONFIG.columns,
             first_position,
             b_won,
             LAYOUT,
             CAPACITY,
             BD,
-            COLUMNS,
+            CONFIG.columns,
             FIT,
             UNBIASED,
             HAS_CHUNKS,
         )
-        if not TRACED:  # all parts write the same
+        if not TRACED:  # every part of the values writes that nobody was admitted
             store_mask(p_page, b_won, LAYOUT)

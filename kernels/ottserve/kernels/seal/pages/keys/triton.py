@@ -135,4 +135,4 @@ def seal_fine_keys(
     p_upper = p_page + LAYOUT.fine_codes_at + o_fine[None, :]
     p_upper += tl.arange(0, LAYOUT.fine_rows)[:, None] * LAYOUT.k_fine
     tl.store(p_upper, pack_fields(b_upper, 16 // MORE_BITS, MORE_BITS))
-    store_scales(p_page, o_d, (o_d >= 0)[None, :], b_scale, b_zero, LAYOUT)
+    store_scales(p_page, o_d, tl.full([1, FINE], True, tl.int1), b_scale, b_zero, LAYOUT)

@@ -10,7 +10,7 @@ from ottserve.kernels.quantize.triton import pack_fields, quantize
 
 
 @triton.jit
-def mean_value(
+def mean_of_other_values(
     p_tail,
     p_chunk,
     length,
@@ -70,7 +70,7 @@ def seal_values(
     if LAYOUT.v_bits == 16:
         tl.store(p_words, b_values.to(tl.int16, bitcast=True), mask=m_d)
     else:
-        b_mean = mean_value(
+        b_mean = mean_of_other_values(
             p_tail, p_chunk, length, stride_token, first_position, b_won, LAYOUT, CAPACITY, BD, HAS_CHUNKS
         )
         b_gone = tl.gather(b_won, o_tokens, 0)[:, None] != 0
