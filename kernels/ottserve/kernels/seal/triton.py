@@ -149,36 +149,17 @@ def _launch(
             **source,
         )
     config = launch.seal_config(layout)
+    groups = slot_ids, starts, lengths, page_rows, page_ids, first_positions, frequencies
     of_page = {"LAYOUT": layout, "TRACED": places > 0, "IN_ASM": not knobs.runtime.interpret} | source
     if layout.k_fine:
-        choose_kernel[M, J](
-            pages,
-            slots.tail_k,
-            k,
-            slot_ids,
-            starts,
-            lengths,
-            page_rows,
-            page_ids,
-            first_positions,
-            frequencies,
-            *strides[0],
-            num_warps=8,
-            **of_page,
-        )
+        choose_kernel[M, J](pages, slots.tail_k, k, *groups, *strides[0], num_warps=8, **of_page)
     seal_kernel[M, J, config.parts](
         pages,
         slots.tail_k,
         slots.tail_v,
         k,
         v,
-        slot_ids,
-        starts,
-        lengths,
-        page_rows,
-        page_ids,
-        first_positions,
-        frequencies,
+        *groups,
         *strides[0],
         *strides[1],
         CONFIG=config,
