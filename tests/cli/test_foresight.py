@@ -64,6 +64,7 @@ def test_a_refusal_is_one_line_with_status_2_before_torch_or_ray_is_imported() -
         ("--deployment.num_cpus=4096", "deployment.num_cpus=4096, deployment.num_replicas=1: 4096 cores are"),
         ("--cache.plan=/no/such/plan", "cache.plan=/no/such/plan: No such file"),
         ("--cache.plain_layers=[0,30]", "cache.plain_layers=30: the model has layers 0 to 29"),
+        ("--scheduler.max_tokens_per_step=4", "scheduler.max_tokens_per_step=4, scheduler.max_running=16, "),
     ],
 )
 def test_the_command_names_field_value_and_limit(flag: str, told: str) -> None:
@@ -102,6 +103,33 @@ def test_a_folder_tells_the_shape(folder: Path, flags: tuple[str, ...], told: st
 )
 def test_settings_that_change_nothing_are_refused(path: str, flags: tuple[str, ...], told: str) -> None:
     assert told in refusal("--model.path", path, "--cache.policy=fp16", *flags)
+
+
+@pytest.mark.parametrize("path", [DEFAULT_MODEL, "toy"])
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (
+            ("--scheduler.max_tokens_per_step=4",),
+            "scheduler.max_tokens_per_step=4, scheduler.max_running=16, scheduler.aligned_chunks=False: a step must",
+        ),
+        (
+            ("--scheduler.aligned_chunks=true", "--scheduler.max_prompt_tokens_beside_decoding=8"),
+            "scheduler.max_prompt_tokens_beside_decoding=8, scheduler.aligned_chunks=True: a prompt chunk has 160 ",
+        ),
+        (
+            ("--graphs.prompt_tokens=[512,64]", "--scheduler.max_tokens_per_step=100"),
+            "graphs.prompt_tokens=[64, 512]: a step has at most 100 (scheduler.max_tokens_per_step)",
+        ),
+    ],
+)
+def test_steps_without_room_for_what_is_set_are_refused(path: str, flags: tuple[str, ...], told: str) -> None:
+    assert told in refusal("--model.path", path, *flags)
+
+
+@pytest.mark.parametrize("flag", ["--scheduler.max_running=1024", "--scheduler.aligned_chunks=true"])
+def test_steps_whose_size_is_left_open_are_made_to_fit(flag: str) -> None:
+    check_replicas(read_settings(None, ["--model.path=toy", "--graphs.prompt_tokens=[8192]", flag]), 2)
 
 
 def test_an_architecture_that_is_not_served_is_told_by_its_files(folder: Path) -> None:

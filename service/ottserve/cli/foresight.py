@@ -9,7 +9,10 @@ from dataclasses import replace
 
 from ottserve.cli.outline import Outline, read_outline
 from ottserve.cli.settings import ServeSettings, SettingsError
+from ottserve.workers.core.kvspec import KVSpec
+from ottserve.workers.core.limits import refuse_contradictions
 from ottserve.workers.engine.capacity import CPU_DEFAULT_BYTES, fill
+from ottserve.workers.engine.no_room import refuse_no_room
 from ottserve.workers.kv.table import check_cache, resolve_spec
 from ottserve.workers.models.source import find_source
 from ottserve.workers.models.support import refuse_architecture
@@ -37,13 +40,12 @@ def _check_model(model: FurtherModel) -> None:
     outline = read_outline(find_source(model.model.path))
     if model.graphs.enabled and model.model.device == "cpu":
         raise ValueError("graphs.enabled=True, model.device=cpu: CUDA graphs need a CUDA device")
-    if outline is None:
-        check_cache(model.cache)
-    else:
-        _check_over(model, outline)
+    spec = check_cache(model.cache) if outline is None else _check_over(model, outline)
+    _check_steps(model, spec)
 
 
-def _check_over(model: EngineSettings, outline: Outline) -> None:
+def _check_over(model: EngineSettings, outline: Outline) -> KVSpec:
+    """The cache over the model."""
     if outline.config is not None:
         refuse_architecture(outline.config)
     asked, own, ranks = model.model.max_context, outline.context_length, model.model.tensor_parallel
@@ -57,6 +59,21 @@ def _check_over(model: EngineSettings, outline: Outline) -> None:
     budget = model.cache.memory_bytes or (CPU_DEFAULT_BYTES if model.model.device == "cpu" else None)
     if budget:
         fill(model, spec, asked or own, budget)
+    return spec
+
+
+def _check_steps(model: EngineSettings, spec: KVSpec) -> None:
+    """Only what is set: the rest the replica chooses so that it fits."""
+    scheduler = model.scheduler
+    refuse_contradictions(
+        spec,
+        scheduler.max_running,
+        scheduler.max_tokens_per_step,
+        scheduler.max_prompt_tokens_beside_decoding,
+        aligned_chunks=scheduler.aligned_chunks,
+    )
+    if scheduler.max_tokens_per_step is not None:
+        refuse_no_room(model.graphs, scheduler.max_tokens_per_step)
 
 
 def _check_cores(models: tuple[FurtherModel, ...], num_cores: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ottserve.workers.api import GenerationTask, InvalidField
 from ottserve.workers.core.kvspec import KVSpec
-from ottserve.workers.core.limits import Limits
+from ottserve.workers.core.limits import Limits, refuse_contradictions
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,10 @@ def test_a_budget_that_decoding_could_eat_up_is_refused(
     spec: KVSpec, max_running: int, aligned_chunks: bool, enough: int
 ) -> None:
     """Else a prompt would wait for ever beside sequences that decode; an aligned chunk needs all its G + R tokens."""
-
-    def limits(budget: int) -> Limits:
-        return Limits(budget, 8, 100, 40, aligned_chunks)
-
-    limits(enough).refuse_contradictions(max_running, spec)
-    with pytest.raises(ValueError, match=f"max_tokens_per_step={enough - 1}, max_running={max_running}"):
-        limits(enough - 1).refuse_contradictions(max_running, spec)
+    refuse_contradictions(spec, max_running, enough, None, aligned_chunks=aligned_chunks)
+    told = f"scheduler.max_tokens_per_step={enough - 1}, scheduler.max_running={max_running}"
+    with pytest.raises(ValueError, match=told):
+        refuse_contradictions(spec, max_running, enough - 1, None, aligned_chunks=aligned_chunks)
 
 
 @pytest.mark.parametrize(("aligned_chunks", "enough"), [(False, 1), (True, 6)])
@@ -63,9 +60,10 @@ def test_a_bound_that_no_prompt_chunk_fits_beside_decoding_is_refused(
     spec: KVSpec, aligned_chunks: bool, enough: int
 ) -> None:
     """Else a prompt would wait for as long as anybody decodes."""
-    Limits(64, 8, 100, 40, aligned_chunks, enough).refuse_contradictions(3, spec)
-    with pytest.raises(ValueError, match=f"max_prompt_tokens_beside_decoding={enough - 1}, .*{enough} tokens"):
-        Limits(64, 8, 100, 40, aligned_chunks, enough - 1).refuse_contradictions(3, spec)
+    refuse_contradictions(spec, 3, 64, enough, aligned_chunks=aligned_chunks)
+    told = f"scheduler.max_prompt_tokens_beside_decoding={enough - 1}, .*{enough} tokens"
+    with pytest.raises(ValueError, match=told):
+        refuse_contradictions(spec, 3, None, enough - 1, aligned_chunks=aligned_chunks)
 
 
 def test_only_those_who_decode_bound_a_prompt_further() -> None:

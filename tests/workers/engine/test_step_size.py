@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ottserve.workers.core.kvspec import KVSpec, LayerSpec
+from ottserve.workers.core.limits import refuse_contradictions
 from ottserve.workers.engine.step_size import CPU_TOKENS, GPU_TOKENS, find_limits, token_bytes, tokens_that_fit
 from ottserve.workers.models.loading import LoadedModel, load_model
 from ottserve.workers.settings import ModelSettings, SchedulerSettings
@@ -53,7 +54,8 @@ def test_no_default_contradicts_a_setting(model: LoadedModel, aligned: bool) -> 
     """Room for the other sequences and one more chunk: a token, or all up to the first seal."""
     limits = find_limits(SchedulerSettings(max_running=600, aligned_chunks=aligned), model, SPEC)
     assert limits.max_tokens_per_step == 599 + (160 if aligned else 1)
-    limits.refuse_contradictions(600, SPEC)
+    beside = limits.max_prompt_tokens_beside_decoding
+    refuse_contradictions(SPEC, 600, limits.max_tokens_per_step, beside, aligned_chunks=aligned)
 
 
 def test_half_of_the_memory_that_is_left(model: LoadedModel, on_gpu) -> None:

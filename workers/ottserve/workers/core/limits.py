@@ -36,27 +36,6 @@ class Limits:
         beside = self.max_prompt_tokens_beside_decoding
         return left if beside is None or num_decoding == 0 else min(left, beside)
 
-    def refuse_contradictions(self, max_running: int, spec: KVSpec) -> None:
-        """Refuse bounds under which a running sequence could wait for its share of a step for ever.
-
-        Raises:
-            ValueError: names both values.
-        """
-        first_chunk = spec.next_seal(0) if self.aligned_chunks else 1
-        needed = max_running - 1 + first_chunk
-        if self.max_tokens_per_step < needed:
-            raise ValueError(
-                f"max_tokens_per_step={self.max_tokens_per_step}, max_running={max_running}, "
-                f"aligned_chunks={self.aligned_chunks}: a step must have room for {needed} tokens, "
-                f"{max_running - 1} decoding sequences and a prompt chunk of {first_chunk}"
-            )
-        beside = self.max_prompt_tokens_beside_decoding
-        if beside is not None and beside < first_chunk:
-            raise ValueError(
-                f"max_prompt_tokens_beside_decoding={beside}, aligned_chunks={self.aligned_chunks}: "
-                f"a prompt chunk has {first_chunk} tokens, and must find room beside others that decode"
-            )
-
     def refuse_impossible(self, task: GenerationTask, spec: KVSpec, max_pages: int, max_slots: int) -> None:
         """Refuse a task whose n samples could not run together even on an idle replica.
 
@@ -81,6 +60,39 @@ class Limits:
         if num_pages > max_pages:
             limit = f"prompt and answer need {num_pages} pages, the replica has {max_pages}"
             raise invalid("max_new_tokens", max_new, limit)
+
+
+def first_chunk(spec: KVSpec, *, aligned_chunks: bool) -> int:
+    """Tokens of a prompt that have to be computed in one step, if there are as many."""
+    return spec.next_seal(0) if aligned_chunks else 1
+
+
+def refuse_contradictions(
+    spec: KVSpec, max_running: int, max_tokens_per_step: int | None, beside: int | None, *, aligned_chunks: bool
+) -> None:
+    """Refuse bounds under which a running sequence could wait for its share of a step for ever.
+
+    Args:
+        spec, max_running: the cache, and how many sequences run together.
+        max_tokens_per_step, aligned_chunks: as of `Limits`; so is `beside`, `max_prompt_tokens_beside_decoding`. One
+            that is not known yet is None, and contradicts nothing.
+
+    Raises:
+        ValueError: names all values.
+    """
+    chunk = first_chunk(spec, aligned_chunks=aligned_chunks)
+    needed = max_running - 1 + chunk
+    if max_tokens_per_step is not None and max_tokens_per_step < needed:
+        raise ValueError(
+            f"scheduler.max_tokens_per_step={max_tokens_per_step}, scheduler.max_running={max_running}, "
+            f"scheduler.aligned_chunks={aligned_chunks}: a step must have room for {needed} tokens, "
+            f"{max_running - 1} decoding sequences and a prompt chunk of {chunk}"
+        )
+    if beside is not None and beside < chunk:
+        raise ValueError(
+            f"scheduler.max_prompt_tokens_beside_decoding={beside}, scheduler.aligned_chunks={aligned_chunks}: "
+            f"a prompt chunk has {chunk} tokens, and must find room beside others that decode"
+        )
 
 
 def pages_to_fill(task: GenerationTask, spec: KVSpec) -> int:

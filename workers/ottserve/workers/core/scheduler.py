@@ -31,7 +31,7 @@ from ottserve.workers.api import (
 from ottserve.workers.core.event import TokenEvent
 from ottserve.workers.core.kvspec import KVSpec
 from ottserve.workers.core.ledger import Ledger
-from ottserve.workers.core.limits import Limits
+from ottserve.workers.core.limits import Limits, refuse_contradictions
 from ottserve.workers.core.moves import Move
 from ottserve.workers.core.placement import Placement
 from ottserve.workers.core.plan import SampleKey, SequenceStep, StepPlan
@@ -76,7 +76,13 @@ class Scheduler:
         Raises:
             ValueError: the limits contradict each other.
         """
-        limits.refuse_contradictions(ledger.max_slots, spec)
+        refuse_contradictions(
+            spec,
+            ledger.max_slots,
+            limits.max_tokens_per_step,
+            limits.max_prompt_tokens_beside_decoding,
+            aligned_chunks=limits.aligned_chunks,
+        )
         self._spec = spec
         self._ledger = ledger
         self._prefix = prefix

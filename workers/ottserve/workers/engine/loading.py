@@ -20,6 +20,7 @@ from ottserve.workers.engine.capacity import Capacity, plan_capacity
 from ottserve.workers.engine.dgap.loading import load_correction
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.graphs import PROMPT_TOKENS, GraphSizes
+from ottserve.workers.engine.no_room import refuse_no_room
 from ottserve.workers.engine.ranks.crew import Crew
 from ottserve.workers.engine.ranks.lead import LeadRunner, UnreadLeadRunner, agree, choose_sums
 from ottserve.workers.engine.runner import Runner
@@ -186,13 +187,10 @@ def _graph_sizes(
     if settings.graphs.enabled and model.device.type != "cuda":
         raise ValueError(f"graphs.enabled=True, model.device={model.device}: CUDA graphs need a CUDA device")
     most = limits.max_tokens_per_step
-    fitting = tuple(tokens for tokens in prompts if tokens <= most)
-    if settings.graphs.prompt_tokens and fitting != prompts:
-        raise ValueError(
-            f"graphs.prompt_tokens={list(prompts)}: a step has at most {most} (scheduler.max_tokens_per_step)"
-        )
+    refuse_no_room(settings.graphs, most)
     if not _wants(settings.graphs.enabled, model):
         return None
+    fitting = tuple(tokens for tokens in prompts if tokens <= most)
     return GraphSizes(settings.scheduler.max_running, store.most_pages(model.info.context_length), fitting)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ottserve.workers.core.kvspec import KVSpec
-from ottserve.workers.core.limits import Limits
+from ottserve.workers.core.limits import Limits, first_chunk
 from ottserve.workers.models.loading import LoadedModel
 from ottserve.workers.settings import SchedulerSettings
 
@@ -33,13 +33,13 @@ def find_limits(scheduler: SchedulerSettings, model: LoadedModel, spec: KVSpec, 
         captured: prompt tokens of the steps that will be captured.
     """
     on_gpu = model.device.type == "cuda"
-    first_chunk = spec.next_seal(0) if scheduler.aligned_chunks else 1
+    chunk = first_chunk(spec, aligned_chunks=scheduler.aligned_chunks)
     tokens = scheduler.max_tokens_per_step
     if tokens is None:
-        tokens = max(tokens_that_fit(model) if on_gpu else CPU_TOKENS, scheduler.max_running - 1 + first_chunk)
+        tokens = max(tokens_that_fit(model) if on_gpu else CPU_TOKENS, scheduler.max_running - 1 + chunk)
     beside = scheduler.max_prompt_tokens_beside_decoding
     if beside is None:
-        beside = max(_tokens_beside_decoding(captured) if on_gpu else CPU_TOKENS_BESIDE_DECODING, first_chunk)
+        beside = max(_tokens_beside_decoding(captured) if on_gpu else CPU_TOKENS_BESIDE_DECODING, chunk)
     return Limits(
         max_tokens_per_step=tokens,
         max_waiting=scheduler.max_waiting,

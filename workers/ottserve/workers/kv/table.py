@@ -24,10 +24,11 @@ HEAD_SIZES = (64, 80, 96, 128, 256)
 MANY_LAYERS = 1024  # more than any model has
 
 
-def check_cache(cache: CacheSettings) -> None:
-    """Raise ValueError, as `resolve_spec` does, for settings under which no model could be cached."""
+def check_cache(cache: CacheSettings) -> KVSpec:
+    """Raise ValueError, as `resolve_spec` does, for settings under which no model could be cached; else the cache over
+    a made-up one, in which only what no model changes is true."""
     num_layers = len(read_plan(cache.plan).layers) if cache.plan else MANY_LAYERS
-    resolve_spec(cache, ModelShape(num_layers, 1, 1, max(HEAD_SIZES)).turned())
+    return resolve_spec(cache, ModelShape(num_layers, 1, 1, max(HEAD_SIZES)).turned())
 
 
 def resolve_spec(cache: CacheSettings, shape: ModelShape) -> KVSpec:
