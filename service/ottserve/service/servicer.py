@@ -8,10 +8,10 @@ from contextlib import aclosing
 from ottserve.service import encode, validate
 from ottserve.service.generation import Generations
 from ottserve.service.interceptors import CallContext
-from ottserve.service.not_served import refuse_not_served
 from ottserve.service.readiness import Readiness
 from ottserve.service.replicas import Replicas
 from ottserve.service.settings import GatewaySettings
+from ottserve.service.unknown_fields import refuse_unknown
 from ottserve.v1 import generation_pb2 as pb
 from ottserve.v1 import generation_pb2_grpc as pb_grpc
 from ottserve.workers.api import TextChunk
@@ -65,15 +65,15 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         return encode.model_info(served)
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: object) -> pb.GetServerInfoResponse:
-        refuse_not_served(request)
+        refuse_unknown(request)
         return encode.server_info(self._readiness.known().info.server, self._settings)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: object) -> pb.GetLoadResponse:
-        refuse_not_served(request)
+        refuse_unknown(request)
         return encode.loads(await self._replicas.load())
 
     async def FlushCache(self, request: pb.FlushCacheRequest, context: object) -> pb.FlushCacheResponse:
-        refuse_not_served(request)
+        refuse_unknown(request)
         return pb.FlushCacheResponse(num_pages_dropped=await self._replicas.flush_cache())
 
     def _chunks(self, request: pb.GenerateRequest, context: CallContext) -> AsyncGenerator[TextChunk, None]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from ottserve.service.callers import MAX_PRIORITY
 from ottserve.service.forms import answer_form
-from ottserve.service.not_served import refuse_not_served
 from ottserve.service.parameters import num_logprobs, sampling_params, stop_params, within_vocabulary
 from ottserve.service.readiness import ServedModel
 from ottserve.service.tokenizer import TokenizedText
+from ottserve.service.unknown_fields import refuse_unknown
 from ottserve.v1 import generation_pb2 as pb
 from ottserve.workers.api import GenerationTask, ModelInfo, UnknownModel, invalid
 
@@ -63,10 +63,10 @@ async def generation_task(
     """The task of a request, its prompt tokenised and its defaults filled in.
 
     Raises:
-        InvalidField: malformed, out of range, or of a later version (`NotImplementedField`).
+        InvalidField: malformed, out of range, or unknown here.
         UnknownModel: another model is asked for.
     """
-    refuse_not_served(request)
+    refuse_unknown(request)
     known_model(request.model, served.info.model)
     request_id(request.request_id)
     n, priority = _num_samples(request), _priority(request)
@@ -113,7 +113,7 @@ def _priority(request: pb.GenerateRequest) -> int:
 
 async def tokenized(request: pb.TokenizeRequest, served: ServedModel) -> TokenizedText:
     """The tokens of a text or chat, by the tokenizer that generation uses. Raises InvalidField, UnknownModel."""
-    refuse_not_served(request)
+    refuse_unknown(request)
     known_model(request.model, served.info.model)
     match request.WhichOneof("input"):
         case "text":
@@ -130,7 +130,7 @@ async def tokenized(request: pb.TokenizeRequest, served: ServedModel) -> Tokeniz
 
 async def detokenized(request: pb.DetokenizeRequest, served: ServedModel) -> str:
     """The text of token ids. Raises InvalidField, UnknownModel."""
-    refuse_not_served(request)
+    refuse_unknown(request)
     known_model(request.model, served.info.model)
     within_vocabulary("token_ids", request.token_ids, served.info.model)
     skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
@@ -139,13 +139,13 @@ async def detokenized(request: pb.DetokenizeRequest, served: ServedModel) -> str
 
 def aborted_id(request: pb.AbortRequest) -> str:
     """The id to abort. Raises InvalidField."""
-    refuse_not_served(request)
+    refuse_unknown(request)
     return request_id(request.request_id)
 
 
 def model_asked(request: pb.GetModelInfoRequest, served: ServedModel) -> None:
     """Raises UnknownModel for another model than the one served."""
-    refuse_not_served(request)
+    refuse_unknown(request)
     known_model(request.model, served.info.model)
 
 

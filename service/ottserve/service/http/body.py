@@ -12,7 +12,6 @@ import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import Request
 
-from ottserve.service.not_served import not_served
 from ottserve.workers.api import InvalidField, NotImplementedField, invalid
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
@@ -86,7 +85,7 @@ def _refusal(detail: Mapping[str, Any]) -> InvalidField:
     match detail["type"]:
         case "not_served":
             name = detail["ctx"]["field"]
-            return not_served(f"{field}.{name}" if field else name, repr(value[name])[:80])
+            return _not_served(f"{field}.{name}" if field else name, repr(value[name])[:80])
         case "extra_forbidden":
             return NotImplementedField(f"{field}: there is no such field here", field, repr(value)[:80], "left out")
         case "model_type":
@@ -96,6 +95,10 @@ def _refusal(detail: Mapping[str, Any]) -> InvalidField:
         case _:
             limit = detail["msg"].removeprefix("Value error, ").removeprefix(MEANS)
             return invalid(field or "body", value, limit)
+
+
+def _not_served(field: str, value: str) -> NotImplementedField:
+    return NotImplementedField(f"{field}: not served yet, got {value}", field, value, "not served yet")
 
 
 def _path(location: tuple[str | int, ...]) -> str:

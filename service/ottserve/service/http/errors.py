@@ -27,7 +27,6 @@ class Words:
 WORDS: dict[grpc.StatusCode, Words] = {
     grpc.StatusCode.INVALID_ARGUMENT: Words(400, "invalid_request_error", "invalid_value"),
     grpc.StatusCode.UNAUTHENTICATED: Words(401, "authentication_error", "invalid_api_key"),
-    grpc.StatusCode.PERMISSION_DENIED: Words(403, "permission_error", "permission_denied"),
     grpc.StatusCode.NOT_FOUND: Words(404, "invalid_request_error", "model_not_found"),
     grpc.StatusCode.ALREADY_EXISTS: Words(409, "invalid_request_error", "duplicate_request_id"),
     grpc.StatusCode.RESOURCE_EXHAUSTED: Words(429, "rate_limit_error", "rate_limit_exceeded"),
