@@ -51,11 +51,6 @@ class LiveRequest:
         """The sequence that computes a sample."""
         return self._first.sample(index)
 
-    @property
-    def has_form(self) -> bool:
-        """Whether the answer has a form."""
-        return self._followers is not None
-
     def permitted(self, index: int) -> Tensor | None:
         """What a sample's form permits next, None where it has no form. Raises as `FormFollower.permitted`."""
         return None if self._followers is None else self._followers[index].permitted()
