@@ -101,13 +101,13 @@ def replica_registry() -> CollectorRegistry:
     """A replica's. Loads the toy model, so that the numbers come from where they always do."""
     from ottserve.workers.core.counters import EngineCounters
     from ottserve.workers.engine.loading import load_engine
-    from ottserve.workers.engine_thread import EngineFacts, Snapshot
+    from ottserve.workers.engine_thread import EngineFacts, Reading
     from ottserve.workers.metrics import ReplicaMetrics
     from ottserve.workers.settings import EngineSettings
 
     engine = load_engine(EngineSettings.model_validate({"model": {"path": "toy"}, "cache": {"num_pages": 2}}), _silent)
     load = dataclasses.replace(engine.load_report(), last_step_at=0.0)
-    told = ReplicaMetrics("any", lambda: Snapshot(load, engine.counters))
+    told = ReplicaMetrics("any", lambda: Reading(load, engine.counters))
     told.describe(EngineFacts(engine.model_info, engine.server_info, engine.tokenizer_files))
     told.record_step(0.0, EngineCounters(num_decode_steps=1, num_step_rows=1))
     return told.registry

@@ -29,7 +29,7 @@ async def test_flushing_frees_what_no_live_request_uses(loop, make_task):
     assert [await cached_tokens("first"), await cached_tokens("second")] == [0, 64]
     assert await loop.flush_cache() == 2
     assert await loop.flush_cache() == 0
-    assert loop.snapshot.load.pages_cached == loop.snapshot.load.snapshot_bytes == 0
+    assert loop.reading.load.pages_cached == loop.reading.load.snapshot_bytes == 0
     assert await cached_tokens("third") == 0
 
     running = loop.generate(make_task("a" * 100, request_id="running", max_new=800))

@@ -92,7 +92,7 @@ async def test_a_reader_that_sleeps_holds_nobody_up(make_loop: Any, make_task: M
     sleeper = loop.generate(make_task("sleeper", num_tokens=300))
     await anext(sleeper)
     await asyncio.wait_for(collect(loop, make_task("quick", num_tokens=300)), 5)
-    await eventually(lambda: loop.snapshot.load.num_running == 0)
+    await eventually(lambda: loop.reading.load.num_running == 0)
     rest = [chunk async for chunk in sleeper]
     assert len(rest) == 1
     assert rest[0].token_ids[-1] == 300
@@ -103,7 +103,7 @@ async def test_leaving_the_generator_frees_the_slot(make_loop: Any, make_task: M
     generator = loop.generate(make_task(num_tokens=LONG))
     await anext(generator)
     await generator.aclose()
-    await eventually(lambda: engine.aborted == ["a"] and loop.snapshot.load.num_running == 0)
+    await eventually(lambda: engine.aborted == ["a"] and loop.reading.load.num_running == 0)
 
 
 async def test_cancelling_the_reader_frees_the_slot(make_loop: Any, make_task: MakeTask) -> None:

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ottserve.workers.api import GenerationTask
 from ottserve.workers.core.counters import EngineCounters
-from ottserve.workers.engine_thread import EngineFacts, Snapshot
+from ottserve.workers.engine_thread import EngineFacts, Reading
 from ottserve.workers.loop import EngineLoop
 from ottserve.workers.metrics import ReplicaMetrics
 
@@ -38,7 +38,7 @@ def engine(counting_engine: type) -> Any:
 
 @pytest.fixture
 def metrics(engine: Any) -> ReplicaMetrics:
-    made = ReplicaMetrics("r1", lambda: Snapshot(engine.load_report(), engine.counters))
+    made = ReplicaMetrics("r1", lambda: Reading(engine.load_report(), engine.counters))
     made.describe(EngineFacts(engine.model_info, engine.server_info, engine.tokenizer_files))
     return made
 
@@ -57,7 +57,7 @@ def test_who_waits_is_told_by_reason_and_what_lies_on_the_host_by_kind(engine: A
     load = replace(
         engine.load_report(), num_waiting=4, waiting={"pages": 1, "queue": 3}, snapshot_bytes=70, preempted_bytes=8
     )
-    metrics = ReplicaMetrics("r1", lambda: Snapshot(load, engine.counters))
+    metrics = ReplicaMetrics("r1", lambda: Reading(load, engine.counters))
     metrics.describe(EngineFacts(engine.model_info, engine.server_info, engine.tokenizer_files))
     series = read(metrics)
     waiting = {dict(labels)["reason"]: number for (name, labels), number in series.items() if "waiting_req" in name}
@@ -93,7 +93,7 @@ def test_steps_are_recorded_by_kind_and_batch(metrics: ReplicaMetrics) -> None:
 
 def test_two_replicas_in_one_process_do_not_clash(engine: Any) -> None:
     facts = EngineFacts(engine.model_info, engine.server_info, engine.tokenizer_files)
-    both = [ReplicaMetrics(name, lambda: Snapshot(engine.load_report(), engine.counters)) for name in ("r1", "r2")]
+    both = [ReplicaMetrics(name, lambda: Reading(engine.load_report(), engine.counters)) for name in ("r1", "r2")]
     for metrics in both:
         metrics.describe(facts)
     ids = [dict(labels)["replica_id"] for m in both for (name, labels) in read(m) if name == "ottserve_replica_info"]
@@ -109,7 +109,7 @@ def test_it_answers_over_http(metrics: ReplicaMetrics) -> None:
 
 async def test_many_ids_make_no_new_series(counting_engine: type, make_task: Callable[..., GenerationTask]) -> None:
     engine = counting_engine()
-    metrics = ReplicaMetrics("r1", lambda: loop.snapshot)
+    metrics = ReplicaMetrics("r1", lambda: loop.reading)
     loop = EngineLoop(lambda progress: engine, message_interval_s=0.0, on_step=metrics.record_step)
     metrics.describe(await loop.ready())
 

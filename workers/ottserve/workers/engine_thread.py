@@ -30,7 +30,8 @@ from ottserve.workers.core.counters import EngineCounters
 
 log = structlog.get_logger("ottserve.engine_thread")
 
-SNAPSHOT_INTERVAL_S = 0.1
+READING_INTERVAL_S = 0.1
+"""While steps are made, the reading that listeners are given is at most so old."""
 
 Event = TextChunk | OttserveError
 Progress = Callable[[str], None]
@@ -84,7 +85,7 @@ class EngineFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Reading:
     """Load and counters of one moment, taken by the engine thread and read by anyone.
 
     Attributes:
@@ -102,7 +103,7 @@ class Listener(Protocol):
 
     def loaded(self, facts: EngineFacts) -> None: ...
     def failed_to_load(self, error: Exception) -> None: ...
-    def advanced(self, events: list[tuple[Ticket, Event]], snapshot: Snapshot) -> None: ...
+    def advanced(self, events: list[tuple[Ticket, Event]], reading: Reading) -> None: ...
     def broke_down(self) -> None: ...
 
 
@@ -138,7 +139,6 @@ class EngineThread:
 
     Attributes:
         num_failed_steps: steps that raised since one last gave a token.
-        snapshot: what was last reported, at most `SNAPSHOT_INTERVAL_S` old while steps are made; None while loading.
     """
 
     def __init__(self, load: Callable[[Progress], EngineLike], listener: Listener, progress: Progress, on_step: OnStep):
@@ -152,8 +152,8 @@ class EngineThread:
         self._tickets: dict[str, Ticket] = {}
         self._num_open: dict[Ticket, int] = {}
         self._withdrawn: set[str] = set()
-        self._snapshot: Snapshot | None = None
-        self._snapshot_at = 0.0
+        self._reading: Reading | None = None
+        self._reading_at = 0.0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -292,8 +292,8 @@ class EngineThread:
 
     def _report(self, engine: EngineLike, events: list[tuple[Ticket, Event]]) -> None:
         now = time.monotonic()
-        if self._snapshot is None or not engine.has_work or now - self._snapshot_at >= SNAPSHOT_INTERVAL_S:
+        if self._reading is None or not engine.has_work or now - self._reading_at >= READING_INTERVAL_S:
             num_samples = sum(ticket.task.n for ticket in self._tickets.values())
-            self._snapshot = Snapshot(engine.load_report(), engine.counters, len(self._tickets), num_samples)
-            self._snapshot_at = now
-        self._listener.advanced(events, self._snapshot)
+            self._reading = Reading(engine.load_report(), engine.counters, len(self._tickets), num_samples)
+            self._reading_at = now
+        self._listener.advanced(events, self._reading)

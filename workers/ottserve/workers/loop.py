@@ -29,7 +29,7 @@ from ottserve.workers.engine_thread import (
     Event,
     OnStep,
     Progress,
-    Snapshot,
+    Reading,
     Ticket,
 )
 from ottserve.workers.stream import Stream
@@ -61,7 +61,7 @@ class EngineLoop:
 
     Attributes:
         phase: what may be asked of it now.
-        snapshot: what the engine thread last reported; None until it first did.
+        reading: what the engine thread last reported; None until it first did.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class EngineLoop:
     ) -> None:
         """Start to load. `load`, `progress` and `on_step` are called on the engine thread."""
         self.phase = Phase.LOADING
-        self.snapshot: Snapshot | None = None
+        self.reading: Reading | None = None
         self._interval_s = message_interval_s
         self._clock = clock
         self._events = asyncio.get_running_loop()
@@ -169,10 +169,10 @@ class EngineLoop:
         self._ready.set_exception(error)
         self._ready.exception()  # retrieved here, so that a loop nobody waits for does not warn
 
-    def advanced(self, events: list[tuple[Ticket, Event]], snapshot: Snapshot) -> None:
+    def advanced(self, events: list[tuple[Ticket, Event]], reading: Reading) -> None:
         """The engine did something; hand out what came of it."""
         self._advanced_at = self._clock()
-        self.snapshot = snapshot
+        self.reading = reading
         for ticket, event in events:
             stream = self._streams.get(ticket)
             if stream is None:
@@ -250,8 +250,8 @@ class _Bridge:
     def failed_to_load(self, error: Exception) -> None:
         self._post(self._inside.failed_to_load, error)
 
-    def advanced(self, events: list[tuple[Ticket, Event]], snapshot: Snapshot) -> None:
-        self._post(self._inside.advanced, events, snapshot)
+    def advanced(self, events: list[tuple[Ticket, Event]], reading: Reading) -> None:
+        self._post(self._inside.advanced, events, reading)
 
     def broke_down(self) -> None:
         self._post(self._inside.end_all, Internal("the engine has failed", "engine_failed"))

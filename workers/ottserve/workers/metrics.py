@@ -1,6 +1,6 @@
-"""The replica's Prometheus endpoint: a registry and a port of its own. Reads snapshots; never touches the engine.
+"""The replica's Prometheus endpoint: a registry and a port of its own. Goes by readings; never touches the engine.
 
-Gauges and counters are made anew at each scrape out of the last snapshot, so nothing here can leak or fall behind.
+Gauges and counters are made anew at each scrape out of the last reading, so nothing here can leak or fall behind.
 Only durations and batch sizes are recorded as they happen.
 """
 
@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from ottserve.workers.api import LoadReport, ModelInfo, ServerInfo
 from ottserve.workers.core.counters import EngineCounters
 from ottserve.workers.core.queue import WaitReason
-from ottserve.workers.engine_thread import EngineFacts, Snapshot
+from ottserve.workers.engine_thread import EngineFacts, Reading
 
 STEP_SECONDS = (0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 15.0, 60.0)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024)
@@ -30,10 +30,10 @@ class ReplicaMetrics:
         registry: its own, so that nothing of another replica or library is in it.
     """
 
-    def __init__(self, replica_id: str, snapshot: Callable[[], Snapshot | None]) -> None:
-        """`snapshot` gives the newest, or None while there is none."""
+    def __init__(self, replica_id: str, reading: Callable[[], Reading | None]) -> None:
+        """`reading` gives the newest, or None while there is none."""
         self.registry = CollectorRegistry()
-        self._collector = SnapshotCollector(replica_id, snapshot)
+        self._collector = ReadingCollector(replica_id, reading)
         self.registry.register(self._collector)
         self._step_seconds = Histogram(
             "ottserve_step_duration_seconds",
@@ -81,29 +81,29 @@ def _step_kind(before: EngineCounters, after: EngineCounters) -> str:
     return "prefill" if after.num_prefill_steps > before.num_prefill_steps else "decode"
 
 
-class SnapshotCollector(Collector):
-    """Turns the newest snapshot into metrics. Yields nothing while there is none."""
+class ReadingCollector(Collector):
+    """Turns the newest reading into metrics. Yields nothing while there is none."""
 
-    def __init__(self, replica_id: str, snapshot: Callable[[], Snapshot | None]) -> None:
+    def __init__(self, replica_id: str, reading: Callable[[], Reading | None]) -> None:
         self.facts: EngineFacts | None = None
         self._replica_id = replica_id
-        self._snapshot = snapshot
+        self._reading = reading
 
     def describe(self) -> list[Metric]:
-        """Nothing: registering must not need a snapshot."""
+        """Nothing: registering must not need a reading."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of one scrape."""
-        snapshot, facts = self._snapshot(), self.facts
-        if snapshot is None or facts is None:
+        reading, facts = self._reading(), self.facts
+        if reading is None or facts is None:
             return
         yield _info(self._replica_id, facts.model, facts.server)
-        yield from _memory(snapshot.load, facts.server)
-        yield from _outliers(snapshot.load)
-        yield from _requests(snapshot.load)
-        yield from _tokens(snapshot.counters)
-        yield from _events(snapshot.counters)
+        yield from _memory(reading.load, facts.server)
+        yield from _outliers(reading.load)
+        yield from _requests(reading.load)
+        yield from _tokens(reading.counters)
+        yield from _events(reading.counters)
 
 
 def _info(replica_id: str, model: ModelInfo, server: ServerInfo) -> Metric:

@@ -61,7 +61,7 @@ class Replica:
         self._replica_id = here.replica_id
         self._stall_s = stall_s
         self._demand = DemandMeter(time.monotonic)
-        self._metrics = ReplicaMetrics(self._replica_id, lambda: self._engine.snapshot)
+        self._metrics = ReplicaMetrics(self._replica_id, lambda: self._engine.reading)
         port = self._metrics.serve(settings.metrics.host, settings.metrics.port)
         host = here.address if settings.metrics.host in ("0.0.0.0", "::") else settings.metrics.host
         self._metrics_address = f"{host}:{port}"
@@ -100,16 +100,16 @@ class Replica:
 
         Whoever has come since is counted as waiting: whoever places requests would else take their room for free.
         """
-        snapshot = self._engine.snapshot
-        if snapshot is None:
+        reading = self._engine.reading
+        if reading is None:
             raise Unavailable("the replica has not computed anything to report yet")
-        num_new = max(0, self._engine.num_requests - snapshot.num_requests)
-        num_new_samples = max(0, self._engine.num_samples - snapshot.num_samples)
+        num_new = max(0, self._engine.num_requests - reading.num_requests)
+        num_new_samples = max(0, self._engine.num_samples - reading.num_samples)
         return dataclasses.replace(
-            snapshot.load,
+            reading.load,
             replica_id=self._replica_id,
-            num_waiting=snapshot.load.num_waiting + num_new,
-            num_waiting_samples=snapshot.load.num_waiting_samples + num_new_samples,
+            num_waiting=reading.load.num_waiting + num_new,
+            num_waiting_samples=reading.load.num_waiting_samples + num_new_samples,
         )
 
     async def metrics_address(self) -> str:
@@ -118,7 +118,7 @@ class Replica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Asked by Serve where it scales: how much of this replica is in demand."""
-        return self._demand.read(self._engine.snapshot, self._facts.server) if self._engine.snapshot else {}
+        return self._demand.read(self._engine.reading, self._facts.server) if self._engine.reading else {}
 
     async def check_health(self) -> None:
         """Asked by Serve again and again. Load never makes it unhealthy. Raises `Unhealthy`."""

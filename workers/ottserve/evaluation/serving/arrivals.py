@@ -12,7 +12,7 @@ from ottserve.evaluation.serving.times import p50_p99
 from ottserve.workers.api import GenerationTask, OttserveError, QueueFull, SamplingParams, StopParams, TextChunk
 from ottserve.workers.core.counters import EngineCounters
 from ottserve.workers.engine.engine import Engine
-from ottserve.workers.engine_thread import SNAPSHOT_INTERVAL_S
+from ottserve.workers.engine_thread import READING_INTERVAL_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class _Held:
         load, server = engine.load_report(), engine.server_info
         self.running, self.pages = max(self.running, load.num_running), max(self.pages, load.pages_used)
         self.kv_bytes = max(self.kv_bytes, load.pages_used * server.page_bytes + load.slots_used * server.slot_bytes)
-        self.look_at = moment + SNAPSHOT_INTERVAL_S
+        self.look_at = moment + READING_INTERVAL_S
 
 
 def _add(engine: Engine, request_id: str, arrival: Arrival, began: float, timeout_s: float) -> Answer:
