@@ -37,8 +37,8 @@ def row(
 
 def run(logits: torch.Tensor, *rows: SampledRow, num_candidates: int = 8) -> list[SampledToken]:
     pack, readout, own = Pack(), Readout(), sampler()
-    choice = own.prepare(pack, rows)
-    sampled = own.sample(logits, choice, pack.send(logits.device), readout, num_candidates)
+    prepared = own.prepare(pack, rows)
+    sampled = own.sample(logits, prepared, pack.send(logits.device), readout, num_candidates)
     return sampled.read(readout.send().fetch())
 
 
@@ -159,8 +159,8 @@ def test_what_is_chosen_again_is_drawn_with_the_same_number_though_the_text_has_
         rows = [row(replace(params, seed=seed), StopParams(9, min_new_tokens=1)) for seed in range(50)]
         rows = [each._replace(history=History([3], 1, slot)) for slot, each in enumerate(rows)]
         pack, readout, own = Pack(), Readout(), sampler(num_slots=50)
-        choice = own.prepare(pack, rows)
-        sampled = own.sample(logits, choice, pack.send(logits.device), readout, 4)
+        prepared = own.prepare(pack, rows)
+        sampled = own.sample(logits, prepared, pack.send(logits.device), readout, 4)
         for each in rows if grows else []:
             each.history.token_ids.append(-1)
         return [token.token_id for token in sampled.read(readout.send().fetch())]

@@ -113,14 +113,14 @@ class Computer:
             for key, form in zip(plan.sampling, forms, strict=True)
         ]
         pack, readout = Pack(), Readout()
-        choice = self._sampler.prepare(pack, rows)
+        prepared = self._sampler.prepare(pack, rows)
         run = self._prepare(pack, plan, live, None if before is None else before.chosen)
         sent = pack.send(self._store.device)
         logits, read_pieces = run(sent, readout)
         count_corrected = self._correct(plan, logits, rows, readout)
-        if choice.needs_logits:
+        if prepared.needs_logits:
             logits = logits.clone()  # a next step may have overwritten them when the tokens of this one are read
-        sampled = self._sampler.sample(logits, choice, sent, readout)
+        sampled = self._sampler.sample(logits, prepared, sent, readout)
         on_the_way = readout.send()
         self.watcher.given()
         return Flight(

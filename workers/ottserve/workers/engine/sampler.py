@@ -117,7 +117,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Prepared:
     """The host's part of sampling, in a pack.
 
     Attributes:
@@ -144,7 +144,7 @@ class Choice:
         uniforms: Sequence[float],
         told: dict[int, int],
         adjustments: Adjustments | None = None,
-    ) -> Choice:
+    ) -> Prepared:
         """Put into `pack` how rows draw, and which are told of."""
         drawn = any(draw.way is not Way.LIKELIEST for draw in ways)
         draws = pack_draws(pack, ways, uniforms) if drawn else Draws(None, None)
@@ -155,10 +155,10 @@ class Choice:
         """Whether the logits may be read again once the tokens are read."""
         return self.draws.of_some is not None
 
-    def again(self, pack: Pack, index: Sequence[int]) -> Choice:
-        """The same choice of some rows, whose logits have been adjusted, with the same numbers."""
+    def again(self, pack: Pack, index: Sequence[int]) -> Prepared:
+        """The same for some rows, whose logits have been adjusted, with the same numbers."""
         told = {place: self.told[row] for place, row in enumerate(index) if row in self.told}
-        return Choice.of(pack, [self.ways[row] for row in index], [self.uniforms[row] for row in index], told)
+        return Prepared.of(pack, [self.ways[row] for row in index], [self.uniforms[row] for row in index], told)
 
 
 class Sampler:
@@ -169,71 +169,73 @@ class Sampler:
         self._counts = counts
         self._eos_token_ids = tuple(eos_token_ids)
 
-    def prepare(self, pack: Pack, rows: Sequence[SampledRow]) -> Choice:
+    def prepare(self, pack: Pack, rows: Sequence[SampledRow]) -> Prepared:
         """Put into `pack` all that the rows ask for."""
         asking = [row for row, each in enumerate(rows) if each.sampling.may_adjust or each.permitted is not None]
         wishes = {row: its for row in asking if (its := self._wishes(rows[row])).is_any}
         told = {row: num for row, each in enumerate(rows) if (num := each.sampling.num_logprobs) is not None}
         adjustments = Adjustments(pack, self._counts, wishes) if wishes else None
-        return Choice.of(pack, [row.sampling.draw for row in rows], _uniforms(rows), told, adjustments)
+        return Prepared.of(pack, [row.sampling.draw for row in rows], _uniforms(rows), told, adjustments)
 
     @torch.inference_mode()
     def sample(
-        self, logits: Tensor, choice: Choice, sent: Sent, readout: Readout, num_candidates: int = NUM_CANDIDATES
+        self, logits: Tensor, prepared: Prepared, sent: Sent, readout: Readout, num_candidates: int = NUM_CANDIDATES
     ) -> Sampled:
         """Choose a token for each row.
 
         Args:
-            logits: `[S, V]`, any float dtype; not changed, and where the choice `needs_logits` not to be changed before
+            logits: `[S, V]`, any float dtype; not changed, and where `prepared.needs_logits`, not to be changed before
                 the result is read.
-            choice: S rows.
+            prepared: S rows.
             sent: what came of the pack they are in.
             readout: takes what has to reach the host.
             num_candidates: likeliest tokens that are sorted where a row is cut.
         """
         adjusted = logits
-        if choice.adjustments is not None:
+        if prepared.adjustments is not None:
             adjusted = logits.to(torch.float32, copy=True)
-            choice.adjustments.apply(adjusted, sent)
-        return self._sample(logits, adjusted, choice, sent, readout, num_candidates)
+            prepared.adjustments.apply(adjusted, sent)
+        return self._sample(logits, adjusted, prepared, sent, readout, num_candidates)
 
     def _sample(
-        self, logits: Tensor, adjusted: Tensor, choice: Choice, sent: Sent, readout: Readout, num_candidates: int
+        self, logits: Tensor, adjusted: Tensor, prepared: Prepared, sent: Sent, readout: Readout, num_candidates: int
     ) -> Sampled:
         largest, likeliest = logits.max(dim=-1)  # tells of numbers, too: NaN and +∞ come out on top
         if adjusted is not logits:
             likeliest = adjusted.argmax(dim=-1)
-        token_ids, is_right = choose(adjusted, likeliest, choice.draws, sent, num_candidates)
+        token_ids, is_right = choose(adjusted, likeliest, prepared.draws, sent, num_candidates)
         top, chosen = readout.add(largest), readout.add(token_ids)
         right = None if is_right is None else readout.add(is_right)
         tell = None
-        if choice.told_rows is not None:
-            rows = sent[choice.told_rows]
-            tell = read_logprobs(readout, logits[rows], token_ids[rows], list(choice.told.values()))
+        if prepared.told_rows is not None:
+            rows = sent[prepared.told_rows]
+            tell = read_logprobs(readout, logits[rows], token_ids[rows], list(prepared.told.values()))
 
         def read(fetched: Fetched) -> list[SampledToken]:
             ids = fetched[chosen].long().tolist()
-            logprobs = dict(zip(choice.told, tell(fetched), strict=True)) if tell else {}
+            logprobs = dict(zip(prepared.told, tell(fetched), strict=True)) if tell else {}
             numbers = fetched[top].isfinite().tolist()
             tokens = [
                 SampledToken(token_id, logprobs.get(row), has_numbers=has_numbers)
                 for row, (token_id, has_numbers) in enumerate(zip(ids, numbers, strict=True))
             ]
-            if right is not None and choice.draws.of_some is not None:
-                of_some = zip(choice.draws.of_some.index, fetched[right].tolist(), strict=True)
+            if right is not None and prepared.draws.of_some is not None:
+                of_some = zip(prepared.draws.of_some.index, fetched[right].tolist(), strict=True)
                 wrong = [row for row, is_so in of_some if not is_so]
-                for row, token in zip(wrong, self._sample_of_all(logits, adjusted, choice, wrong), strict=True):
+                for row, token in zip(wrong, self._sample_of_all(logits, adjusted, prepared, wrong), strict=True):
                     tokens[row] = token._replace(is_on_device=token.token_id == ids[row])
             return tokens
 
         return Sampled(token_ids, read)
 
     @torch.inference_mode()
-    def _sample_of_all(self, logits: Tensor, adjusted: Tensor, choice: Choice, index: list[int]) -> list[SampledToken]:
+    def _sample_of_all(
+        self, logits: Tensor, adjusted: Tensor, prepared: Prepared, index: list[int]
+    ) -> list[SampledToken]:
         if not index:
             return []
         pack, readout = Pack(), Readout()
-        again, rows = choice.again(pack, index), pack.indices(index)
+        again, rows = prepared.again(pack, index), pack.indices(index)
         sent = pack.send(logits.device)
         own = logits[sent[rows]]
         own_adjusted = own if adjusted is logits else adjusted[sent[rows]]
