@@ -36,12 +36,12 @@ def capacity(
     """Tell how many requests of a length run at once, and the pages and tokens that come with them."""
     from ottserve.evaluation.policies import parse_policies
     from ottserve.workers.core.sizing import size_cache
-    from ottserve.workers.engine.capacity import GPU_FREE_SHARE
+    from ottserve.workers.engine.capacity import CACHE_SHARE
     from ottserve.workers.kv.table import resolve_spec
 
     if weights_gib >= memory_gib:
         fail(f"--weights-gib {weights_gib:g}, --memory-gib {memory_gib:g}: the weights do not fit")
-    memory_bytes = int((memory_gib - weights_gib) * GPU_FREE_SHARE * GIB)
+    memory_bytes = int((memory_gib - weights_gib) * CACHE_SHARE * GIB)
     try:
         model = _shape(shape)
         found = {

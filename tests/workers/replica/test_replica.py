@@ -15,7 +15,7 @@ import pytest
 from ray import serve
 
 from ottserve.workers.api import AbortResult, FinishReason, GenerationTask
-from ottserve.workers.replica import SWITCH_INTERVAL_S, Place, Replica
+from ottserve.workers.replica import SWITCH_INTERVAL_S, Replica, Whereabouts
 from ottserve.workers.settings import EngineSettings
 
 SETTINGS = EngineSettings.model_validate({"metrics": {"host": "0.0.0.0"}, "output": {"message_interval_ms": 0}})
@@ -41,7 +41,7 @@ def handle(counting_engine: type, gate: Path) -> Any:
 
     engine = counting_engine(wait_at_gate)
     application = serve.deployment(Replica).bind(
-        SETTINGS, lambda settings, progress: engine, lambda: Place("r1", "127.0.0.1"), configure_logs, 0.5
+        SETTINGS, lambda settings, progress: engine, lambda: Whereabouts("r1", "127.0.0.1"), configure_logs, 0.5
     )
     return serve.run(application, _local_testing_mode=True)
 

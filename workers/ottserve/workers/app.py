@@ -17,7 +17,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ottserve.workers.autoscaling import Policy
 from ottserve.workers.engine_thread import EngineLike, Progress
 from ottserve.workers.rank_actors import placement, start_crew
-from ottserve.workers.replica import Place, Replica
+from ottserve.workers.replica import Replica, Whereabouts
 from ottserve.workers.settings import DeploymentSettings, EngineSettings
 
 NAME = "replica"
@@ -64,7 +64,9 @@ def replica_application(
         max_constructor_retry_count=1,
         request_router_config=_routed_by(request_router),
     )(Replica)
-    return described.bind(engine, partial(load_engine, configure_logs), place, configure_logs, deployment.stall_s)
+    return described.bind(
+        engine, partial(load_engine, configure_logs), find_whereabouts, configure_logs, deployment.stall_s
+    )
 
 
 def _number(deployment: DeploymentSettings) -> dict[str, Any]:
@@ -103,8 +105,8 @@ def load_engine(configure_logs: Callable[[], None], settings: EngineSettings, pr
     return loading.load_engine(settings, progress, crew)
 
 
-def place() -> Place:
+def find_whereabouts() -> Whereabouts:
     """Called in the replica: where it runs, and what Serve calls it."""
-    return Place(
+    return Whereabouts(
         replica_id=str(serve.get_replica_context().replica_id.unique_id), address=ray.util.get_node_ip_address()
     )

@@ -32,7 +32,7 @@ calls of torch, and by default may have to wait 5 ms for it each time while mess
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Whereabouts:
     """Which replica this is, and the address that others in the cluster reach it by."""
 
     replica_id: str
@@ -50,14 +50,14 @@ class Replica:
         self,
         settings: EngineSettings,
         load_engine: LoadEngine,
-        place: Callable[[], Place],
+        find_whereabouts: Callable[[], Whereabouts],
         configure_logs: Callable[[], None],
         stall_s: float,
     ) -> None:
         """`load_engine` runs on the engine thread. Work pending and no step for `stall_s` is a fault."""
         configure_logs()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        here = place()
+        here = find_whereabouts()
         self._replica_id = here.replica_id
         self._stall_s = stall_s
         self._demand = DemandMeter(time.monotonic)

@@ -15,7 +15,7 @@ from ottserve.evaluation.serving.plan import Bounds, Skipped, Start, plan_starts
 from ottserve.evaluation.serving.points import parse_points
 from ottserve.evaluation.serving.results import ENGINE, SERVICE
 from ottserve.loadtest.bench.watch import gpu_bytes
-from ottserve.workers.engine.capacity import GPU_FREE_SHARE
+from ottserve.workers.engine.capacity import CACHE_SHARE
 from ottserve.workers.kv.table import resolve_spec
 from ottserve.workers.models.loading import find_device, read_config
 from ottserve.workers.models.source import RANDOM_MODEL, UNREAD
@@ -177,7 +177,7 @@ def _memory_bytes(kind: str, config: Any, num_ranks: int) -> int:
     total = gpu_bytes("total") if kind == "cuda" else None
     if total is None:
         return int(CPU_MEMORY_GIB * GIB)
-    return int((total - 2 * _num_parameters(config) / num_ranks) * GPU_FREE_SHARE)
+    return int((total - 2 * _num_parameters(config) / num_ranks) * CACHE_SHARE)
 
 
 def _num_parameters(config: Any) -> int:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 CPU_DEFAULT_BYTES = 2 << 30
-GPU_FREE_SHARE = 0.85  # what is left is for activations, graphs and the sampler
+CACHE_SHARE = 0.85  # of free memory; what is left is for activations, graphs and the sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,4 +62,4 @@ def _default_bytes(device: torch.device) -> int:
     import torch  # noqa: PLC0415  whoever only plans needs none
 
     free, _total = torch.cuda.mem_get_info(device)
-    return int(free * GPU_FREE_SHARE)
+    return int(free * CACHE_SHARE)

@@ -21,7 +21,7 @@ GPU_TOKENS_BESIDE_DECODING = 2048
 """Products are nearly as quick as with more, and who decodes waits a quarter as long."""
 CAPTURED_TOKENS_BESIDE_DECODING = 512
 """At least so many, but no more than a captured step holds: that one need not be long to be worth its launches."""
-GPU_FREE_SHARE = 0.5  # of what is left once the cache is there; the other half is for graphs and the sampler
+STEP_SHARE = 0.5  # of what is left once the cache is there; the other half is for graphs and the sampler
 
 
 def find_limits(scheduler: SchedulerSettings, model: LoadedModel, spec: KVSpec, captured: Sequence[int] = ()) -> Limits:
@@ -59,7 +59,7 @@ def tokens_that_fit(model: LoadedModel) -> int:
     """Up to `GPU_TOKENS`, at least as many as on a CPU, in steps of as many."""
     free, _total = torch.cuda.mem_get_info(model.device)
     unused = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
-    fitting = int((free + unused) * GPU_FREE_SHARE) // token_bytes(model)
+    fitting = int((free + unused) * STEP_SHARE) // token_bytes(model)
     return max(CPU_TOKENS, min(GPU_TOKENS, fitting // CPU_TOKENS * CPU_TOKENS))
 
 

@@ -17,7 +17,7 @@ from ottserve.workers.kv.step import StepTensors
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StandIn:
     """Stands for a tensor of 32-bit or 64-bit integers."""
 
     shape: tuple[int, ...]
@@ -26,14 +26,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A step with a `Place` for every tensor."""
+    """A step with a `StandIn` for every tensor."""
 
     step: Any
 
 
 def outline(step: StepTensors) -> Outline:
     """What the others must know before `broadcast`."""
-    return Outline(_replaced(step, lambda tensor: Place(tuple(tensor.shape), tensor.dtype)))
+    return Outline(_replaced(step, lambda tensor: StandIn(tuple(tensor.shape), tensor.dtype)))
 
 
 def broadcast(step: StepTensors) -> None:
@@ -44,18 +44,18 @@ def broadcast(step: StepTensors) -> None:
 
 def receive(outlined: Outline, device: torch.device) -> StepTensors:
     """Called by all ranks but 0, while that one calls `broadcast`."""
-    places = list(_leaves(outlined.step, Place))
-    order = _order(places)
-    sizes = [prod(places[index].shape) * places[index].dtype.itemsize // torch.int32.itemsize for index in order]
+    stand_ins = list(_leaves(outlined.step, StandIn))
+    order = _order(stand_ins)
+    sizes = [prod(stand_ins[index].shape) * stand_ins[index].dtype.itemsize // torch.int32.itemsize for index in order]
     numbers = torch.empty(sum(sizes), dtype=torch.int32, device=device)
     distributed.broadcast(numbers, src=0)
     parts = dict(zip(order, numbers.split(sizes), strict=True))
-    tensors = (parts[index].view(place.dtype).view(place.shape) for index, place in enumerate(places))
+    tensors = (parts[index].view(each.dtype).view(each.shape) for index, each in enumerate(stand_ins))
     step: StepTensors = _replaced(outlined.step, lambda _: next(tensors))
     return step
 
 
-def _order(leaves: Sequence[Tensor | Place]) -> list[int]:
+def _order(leaves: Sequence[Tensor | StandIn]) -> list[int]:
     """In which they lie: the longer integers first, so that each begins where its size divides the offset."""
     return sorted(range(len(leaves)), key=lambda index: -leaves[index].dtype.itemsize)
 
@@ -71,13 +71,13 @@ def _leaves(value: Any, kind: type) -> Iterator[Any]:
 def _parts(value: Any) -> tuple[Any, ...]:
     if isinstance(value, tuple):
         return value
-    inside = is_dataclass(value) and not isinstance(value, Place)
+    inside = is_dataclass(value) and not isinstance(value, StandIn)
     return tuple(getattr(value, field.name) for field in fields(value)) if inside else ()
 
 
 def _replaced(value: Any, leaf: Any) -> Any:
-    """The same with every tensor or place replaced, in the order of fields."""
-    if isinstance(value, Tensor | Place):
+    """The same with every tensor or what stands for one replaced, in the order of fields."""
+    if isinstance(value, Tensor | StandIn):
         return leaf(value)
     parts = [_replaced(part, leaf) for part in _parts(value)]
     if isinstance(value, tuple):
