@@ -15,7 +15,8 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from ottserve.workers.autoscaling import Policy
-from ottserve.workers.engine_thread import EngineLike, Progress
+from ottserve.workers.engine_thread import EngineLike
+from ottserve.workers.progress import Progress
 from ottserve.workers.rank_actors import placement, start_crew
 from ottserve.workers.replica import Replica, Whereabouts
 from ottserve.workers.settings import DeploymentSettings, EngineSettings

@@ -27,6 +27,7 @@ from ottserve.workers.api import (
     TokenizerFiles,
 )
 from ottserve.workers.core.counters import EngineCounters
+from ottserve.workers.progress import Progress
 
 log = structlog.get_logger("ottserve.engine_thread")
 
@@ -34,7 +35,6 @@ READING_INTERVAL_S = 0.1
 """While steps are made, the reading that listeners are given is at most so old."""
 
 Event = TextChunk | OttserveError
-Progress = Callable[[str], None]
 OnStep = Callable[[float, EngineCounters], None]
 
 

@@ -28,10 +28,10 @@ from ottserve.workers.engine_thread import (
     EngineThread,
     Event,
     OnStep,
-    Progress,
     Reading,
     Ticket,
 )
+from ottserve.workers.progress import Progress
 from ottserve.workers.stream import Stream
 
 log = structlog.get_logger("ottserve.loop")

@@ -16,9 +16,10 @@ import structlog
 
 from ottserve.workers.api import AbortResult, GenerationTask, LoadReport, ReplicaInfo, TextChunk, Unavailable
 from ottserve.workers.demand import DemandMeter
-from ottserve.workers.engine_thread import EngineLike, Progress
+from ottserve.workers.engine_thread import EngineLike
 from ottserve.workers.loop import EngineLoop
 from ottserve.workers.metrics import ReplicaMetrics
+from ottserve.workers.progress import Progress
 from ottserve.workers.request_log import noted
 from ottserve.workers.settings import EngineSettings
 

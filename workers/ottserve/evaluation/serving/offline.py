@@ -18,7 +18,7 @@ from ottserve.evaluation.serving.times import p50_p99
 from ottserve.workers.api import OttserveError, ServerInfo
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.loading import load_engine
-from ottserve.workers.models.loading import Progress
+from ottserve.workers.progress import Progress
 from ottserve.workers.settings import EngineSettings
 
 WARM_UP_STEPS, WARM_UP_ANSWER = 4, 16

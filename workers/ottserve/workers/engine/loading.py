@@ -30,8 +30,9 @@ from ottserve.workers.engine.warm_up import warm_up
 from ottserve.workers.kv.store import KVStore
 from ottserve.workers.kv.table import resolve_spec
 from ottserve.workers.models.key_bias import drowned_layers
-from ottserve.workers.models.loading import LoadedModel, Progress, find_device, load_model
+from ottserve.workers.models.loading import LoadedModel, find_device, load_model
 from ottserve.workers.models.tuning import tune
+from ottserve.workers.progress import Progress
 from ottserve.workers.settings import EngineSettings
 from ottserve.workers.text.detokenizer import Vocabulary
 from ottserve.workers.version import package_version

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,11 +27,10 @@ from ottserve.workers.models.source import RANDOM_MODEL, TOY_MODEL, UNREAD, Mode
 from ottserve.workers.models.support import model_shape, refuse_architecture, refuse_context
 from ottserve.workers.models.toy import toy_model, toy_tokenizer
 from ottserve.workers.models.tuning import share
+from ottserve.workers.progress import Progress
 from ottserve.workers.settings import ModelSettings
 
 EXACT_MODELS = (TOY_MODEL,)  # their values are ones and zeros, which codes keep exactly as long as nothing turns them
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
