@@ -48,8 +48,8 @@ def read_prompt_logprobs(
 
     Args:
         readout: takes what has to reach the host.
-        head: from hidden states `[B, H]` to logits `[B, V]`.
-        hidden: `[T, H]`, what the model knew before each of the tokens.
+        head: from hidden states `[n, U]` to logits `[n, V]`; U is the hidden size.
+        hidden: `[T, U]`, what the model knew before each of the tokens.
         token_ids: T tokens.
         num_top: as for `read_logprobs`.
 

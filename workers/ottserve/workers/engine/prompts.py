@@ -23,7 +23,7 @@ def read_prompts(
     belong to the prompt; the first chunk begins with None.
 
     Args:
-        hidden: `[T, H]`, decode rows first, then the tokens of all chunks.
+        hidden: `[T, U]`, U the hidden size; decode rows first, then the tokens of all chunks.
         tasks: those whose prompt is asked for, by request id.
 
     Returns:

@@ -74,7 +74,8 @@ class Runner:
         """As `run`, always eagerly, for a model with a plain head (`models/support.py`).
 
         Returns:
-            Logits `[S, V]`, and what the model knew at each row of the step, `[T, H]`, from which `head` makes logits.
+            Logits `[S, V]`, and what the model knew at each row of the step, `[T, U]`, from which `head` makes logits;
+            U is the hidden size.
         """
         kv = self._open_step(self._store, step)
         self.replayed = False
@@ -90,7 +91,7 @@ class Runner:
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits `[B, V]` of hidden states `[B, H]`."""
+        """Logits `[n, V]` of hidden states `[n, U]`."""
         logits: Tensor = self._model.get_output_embeddings()(hidden)
         return logits
 

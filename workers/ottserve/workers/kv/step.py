@@ -1,7 +1,8 @@
 """The tensors of one step as the cache reads them. Built by `engine/inputs.py`; holds no decision.
 
-Everything is on the cache's device; ids, positions and counts are int32 unless said otherwise. Letters are those of
-kernels/README.md: N decode rows, M prompt chunks, B page-table columns.
+Everything is on the cache's device; ids, positions and counts are int32 unless said otherwise. N decode rows, T tokens
+and B page-table columns are letters of kernels/README.md. Unlike there, M are prompt chunks, K what they list (pages or
+tokens), S rows whose logits choose a token, and F slots whose sequence begins.
 """
 
 from __future__ import annotations
