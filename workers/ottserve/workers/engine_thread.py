@@ -1,4 +1,4 @@
-"""The thread that owns the engine, and its inbox. The only file with threads and queues.
+"""The thread that owns the engine, and its inbox.
 
 Between steps it reads the inbox (new tasks, aborts); after each step it posts all that came out in one call.
 Knows neither Ray nor asyncio's streams, nor what a step computes.
