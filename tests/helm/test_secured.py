@@ -57,7 +57,8 @@ def test_a_certificate_named_in_the_settings_alone_does_the_same(render: Render,
     assert rendered.settings()["gateway"]["tls"] == tls | {"health_port": 50052}
     (container,) = gateway_pod(rendered)["containers"]
     assert container["readinessProbe"]["grpc"]["port"] == 50052
-    assert rendered.one("Service")["spec"]["ports"][0]["appProtocol"] == "https"
+    protocols = {port["name"]: port["appProtocol"] for port in rendered.one("Service")["spec"]["ports"]}
+    assert protocols == {"grpc": "https", "http": "https"}
 
 
 def test_only_the_gateway_sees_them(render: Render) -> None:
@@ -88,8 +89,9 @@ def test_helm_test_shows_a_certificate_where_callers_need_one(render: Render, mo
 
 
 def test_notes_tell_callers(render: Render, mode: Values) -> None:
-    assert "in plain text; nobody needs a token" in render(mode).notes
-    assert "encrypted; callers need a token" in render(mode, SECURED).notes
+    plain, secured = render(mode).notes, render(mode, SECURED).notes
+    assert "50051, in plain text; nobody needs a token" in plain and "at port 8000, in plain text." in plain
+    assert "50051, encrypted; callers need a token" in secured and "at port 8000, encrypted." in secured
 
 
 def test_the_port_of_probes_is_no_other_servers(render: Render) -> None:
