@@ -7,7 +7,7 @@ from queries import rate, ratio, series, share, total
 
 PAGES = "ottserve_kv_pages"
 SLOTS = "ottserve_slots"
-WAITING = "ottserve_waiting_requests"
+WAITING_SLOTS = "ottserve_waiting_slots"
 WAITING_TOKENS = "ottserve_waiting_tokens"
 USED = 'state="used"'
 COMPUTED = " + ".join(
@@ -37,7 +37,7 @@ AUTOSCALING = Row(
         Panel(
             "Slots used or waited for",
             Unit.SHARE,
-            {"share": ratio(f"{total(SLOTS, USED)} + {total(WAITING)}", total(SLOTS))},
+            {"share": ratio(f"{total(SLOTS, USED)} + {total(WAITING_SLOTS)}", total(SLOTS))},
             "Of all slots; above `deployment.autoscale.target_slot_pressure` replicas are added.",
             width=6,
         ),
@@ -55,7 +55,10 @@ REPLICAS = Row(
     "Each replica",
     (
         Panel(
-            "Running", Unit.NUMBER, {"{{instance}}": series("ottserve_running_requests")}, "Requests being computed."
+            "Running",
+            Unit.NUMBER,
+            {"{{instance}}": series("ottserve_running_requests")},
+            "Sequences being computed: as many of a request as it has samples.",
         ),
         Panel(
             "Waiting",

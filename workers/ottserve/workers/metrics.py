@@ -169,7 +169,11 @@ def _outliers(load: LoadReport) -> Iterator[Metric]:
 
 
 def _requests(load: LoadReport) -> Iterator[Metric]:
-    yield _gauge("ottserve_running_requests", "Requests being computed.", load.num_running)
+    yield _gauge(
+        "ottserve_running_requests",
+        "Sequences being computed: as many of a request as it has samples.",
+        load.num_running,
+    )
     waiting = GaugeMetricFamily(
         "ottserve_waiting_requests",
         "Requests that wait, by what for (queue: for those before them).",
@@ -178,6 +182,11 @@ def _requests(load: LoadReport) -> Iterator[Metric]:
     for reason in WaitReason:
         waiting.add_metric([reason.value], load.waiting.get(reason.value, 0))
     yield waiting
+    yield _gauge(
+        "ottserve_waiting_slots",
+        "Slots that those who wait will take: as many for a request as it has samples.",
+        load.num_waiting_samples,
+    )
     yield _gauge("ottserve_waiting_tokens", "Prompt tokens that wait.", load.num_waiting_tokens)
     if load.last_step_at is not None:
         yield _gauge("ottserve_last_step_timestamp_seconds", "When a step last finished, UNIX time.", load.last_step_at)

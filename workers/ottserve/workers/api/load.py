@@ -12,6 +12,7 @@ class LoadReport:
     The pool fields count over all (running sequence, layer, KV head) triples.
 
     Attributes:
+        num_running: sequences, as many of a request as it has samples.
         waiting: `num_waiting` by what is waited for (`workers.core.queue.WaitReason`); what nobody waits for is absent.
         snapshot_bytes, preempted_bytes: host memory of outliers beside cached prefixes, and of preempted sequences.
         num_waiting_samples: slots that those who wait will take; a request of n samples waits as one and takes n.
