@@ -83,7 +83,7 @@ def worker_command(
     warm_up_s: WarmUpS = None,
     seed: Seed = None,
 ) -> None:
-    """Send a share of a workload for a master; everything but the last options is as the master has it."""
+    """Send a share of a workload for a master; all but --number, --of and --master-host is as the master has it."""
     asked = _read(workload, duration_s=duration_s, warm_up_s=warm_up_s, seed=seed)
     from ottserve.loadtest.run import work  # noqa: PLC0415  locust replaces parts of the standard library
     from ottserve.loadtest.service import Service  # noqa: PLC0415  gRPC comes after locust

@@ -537,7 +537,9 @@ Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
 
 @_typing.final
 class TokenLogprobs(_message.Message):
-    """The log probabilities at one position, by the model's own distribution: before bias, penalties and temperature."""
+    """The log probabilities at one position, by the model's own distribution, corrected where a correction is set: before
+    bias, penalties, masks and temperature.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1286,7 +1288,7 @@ class EngineInfo(_message.Message):
     dtype: _builtins.str
     """Dtype of the weights."""
     graphs: _builtins.bool
-    """Whether decode steps replay CUDA graphs."""
+    """Whether steps replay CUDA graphs."""
     max_running: _builtins.int
     """Sequences computed together."""
     max_waiting: _builtins.int
@@ -1437,7 +1439,7 @@ class ReplicaLoad(_message.Message):
     replica_id: _builtins.str
     """Which replica."""
     num_running: _builtins.int
-    """Requests being computed."""
+    """Sequences being computed: as many of a request as it has samples."""
     num_waiting: _builtins.int
     """Requests that wait."""
     num_waiting_tokens: _builtins.int

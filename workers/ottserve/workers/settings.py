@@ -104,7 +104,9 @@ class CacheSettings(Section):
         "post_rope", description="Pages hold keys as attention takes them, or as before rotary embedding: slower."
     )
     memory_bytes: int | None = Field(
-        None, ge=1, description="Memory of pages and slots, on each rank; default: see docs."
+        None,
+        ge=1,
+        description="Memory of pages and slots, on each rank; default: 85 % of what is free on a GPU, 2 GiB on a CPU.",
     )
     num_pages: int | None = Field(None, ge=2, description="Pages, instead of what memory_bytes gives.")
     prefix_cache: bool = Field(True, description="Keep sealed pages, so that equal beginnings are computed once.")
@@ -139,7 +141,7 @@ class SchedulerSettings(Section):
 class GraphSettings(Section):
     """What is prepared at start, so that a GPU never waits for Python: CUDA graphs and compiled layers."""
 
-    enabled: bool | None = Field(None, description="Capture decode steps; default: on a GPU yes, on a CPU no.")
+    enabled: bool | None = Field(None, description="Capture steps as CUDA graphs; default: on a GPU yes, on a CPU no.")
     prompt_tokens: tuple[Annotated[int, Field(ge=1, le=8192)], ...] | None = Field(
         None,
         description="Capture steps with a prompt too, padded to the first of so many prompt tokens that holds them; "

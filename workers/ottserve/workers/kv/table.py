@@ -20,7 +20,7 @@ POLICIES: dict[str, Callable[[CacheSettings, ModelShape], KVSpec]] = {"fp16": fp
 
 LONGEST_CODE = 8
 GROUPS = (32, 64, 128, 256)
-HEAD_SIZES = (64, 80, 96, 128, 256)
+HEAD_SIZES = (64, 80, 96, 128, 256)  # those checked; kernels take more
 MANY_LAYERS = 1024  # more than any model has
 
 
