@@ -104,3 +104,9 @@ def test_pictures_are_drawn_of_rows_that_lose(tmp_path: Path) -> None:
     assert drawn == ["attention-by-head.png", "attention-by-layer.png", *usual]
     plots.draw(rows[:1], [], tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_a_plan_far_away_leaves_room_for_what_is_drawn(tmp_path: Path) -> None:
+    rows = [outcome("fp16", [0.0] * 64), outcome(f"ott:plan={'/folder' * 30}/plan.json,window=16", wave(0.3))]
+    plots.draw(rows, points_of(rows), tmp_path)  # matplotlib warns where there is none
+    assert (tmp_path / "pareto.png").exists()

@@ -9,6 +9,7 @@ from typing import Any
 
 from ottserve.evaluation.measures import NUM_PARTS, POSITIONS_PER_POINT
 from ottserve.evaluation.pareto import Point, front
+from ottserve.evaluation.policies import caption
 from ottserve.evaluation.report import by_text
 from ottserve.evaluation.sweep import Outcome
 
@@ -58,7 +59,9 @@ def _by_length(outcomes: Sequence[Outcome], path: Path) -> None:
             panel.plot(runs[skipped:], quality.kl_by_position[skipped:], color=f"C{index}", alpha=0.25, linewidth=0.8)
             step = (quality.num_tokens - quality.first_position) / NUM_PARTS
             middles = [quality.first_position + (part + 0.5) * step for part in range(NUM_PARTS)]
-            panel.plot(middles, _gaps(quality.kl_by_length), color=f"C{index}", marker="o", label=outcome.policy)
+            panel.plot(
+                middles, _gaps(quality.kl_by_length), color=f"C{index}", marker="o", label=caption(outcome.policy)
+            )
         panel.set(title=title, xlabel="position", ylabel="KL, nats", yscale="log")
     _legend(figure, axes)
     figure.savefig(path, dpi=DPI)
@@ -72,7 +75,7 @@ def _since_seal(outcomes: Sequence[Outcome], path: Path) -> None:
     for panel, (title, found) in zip(axes[0], texts, strict=True):
         for index, outcome in enumerate(found):
             values = _gaps(outcome.quality.kl_since_seal)
-            panel.plot(middles, values, color=f"C{index}", marker="o", label=outcome.policy)
+            panel.plot(middles, values, color=f"C{index}", marker="o", label=caption(outcome.policy))
         panel.set(title=title, xlabel="since the last seal, groups", ylabel="KL, nats", yscale="log", xlim=(0, 1))
     _legend(figure, axes)
     figure.savefig(path, dpi=DPI)
@@ -85,8 +88,8 @@ def _by_layer(outcomes: Sequence[Outcome], path: Path) -> None:
     for (output, scores), (title, found) in zip(axes, texts, strict=True):
         for outcome in found:
             if outcome.attention is not None:
-                output.plot(outcome.attention.output_by_layer, marker=".", label=outcome.policy)
-                scores.plot(outcome.attention.scores_by_layer, marker=".", label=outcome.policy)
+                output.plot(outcome.attention.output_by_layer, marker=".", label=caption(outcome.policy))
+                scores.plot(outcome.attention.scores_by_layer, marker=".", label=caption(outcome.policy))
         output.set(title=title, xlabel="layer", ylabel="output error, relative L2", ylim=(0, None))
         scores.set(title=title, xlabel="layer", ylabel="score error, share of attention", ylim=(0, None))
     _legend(figure, axes)
@@ -106,7 +109,7 @@ def _by_head(outcomes: Sequence[Outcome], path: Path) -> None:
                 image = panel.imshow(
                     list(zip(*outcome.attention.output, strict=True)), aspect="auto", vmin=0, vmax=worst
                 )
-            panel.set(title=f"{outcome.policy}\n{title}", xlabel="layer", ylabel="query head")
+            panel.set(title=f"{caption(outcome.policy)}\n{title}", xlabel="layer", ylabel="query head")
             panel.title.set_fontsize("small")
     figure.colorbar(image, ax=axes, label="output error, relative L2")
     figure.savefig(path, dpi=DPI)
@@ -121,7 +124,7 @@ def _pareto(points: Sequence[Point], path: Path) -> None:
             beyond = [[max(0, point.cost - point.low)], [max(0, point.high - point.cost)]]
             panel.errorbar(point.bits, point.cost, yerr=beyond, fmt="o", color="C0", capsize=2)
             panel.annotate(
-                point.policy, (point.bits, point.cost), xytext=(5, 5), textcoords="offset points", fontsize=8
+                caption(point.policy), (point.bits, point.cost), xytext=(5, 5), textcoords="offset points", fontsize=8
             )
         best = front(found)
         panel.plot([point.bits for point in best], [point.cost for point in best], color="C1", linewidth=1)

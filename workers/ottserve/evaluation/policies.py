@@ -5,6 +5,7 @@ Whatever `CacheSettings` has can be set, but for the memory, which a comparison 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -24,6 +25,11 @@ class PolicyRow:
 
 
 REFERENCE = PolicyRow("fp16", CacheSettings(policy="fp16"))  # type: ignore[call-arg]
+
+
+def caption(name: str) -> str:
+    """A row's name for a picture: a plan without its folders, which would leave no room for what is drawn."""
+    return re.sub(r"=[^,]*/", "=", name)
 
 
 def parse_policy(name: str) -> PolicyRow:

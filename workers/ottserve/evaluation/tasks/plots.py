@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
 
+from ottserve.evaluation.policies import caption
 from ottserve.evaluation.tasks.task import Outcome, Task
 
 if TYPE_CHECKING:
@@ -22,7 +23,13 @@ def lines(task: Task, outcomes: Sequence[Outcome], measure: str, axes: Sequence[
     for panel, axis in zip(panels, axes, strict=True):
         for outcome in outcomes:
             points = _means(task, outcome, measure, (axis,))
-            panel.plot([place for (place,) in points], list(points.values()), "o-", label=outcome.policy, linewidth=1.2)
+            panel.plot(
+                [place for (place,) in points],
+                list(points.values()),
+                "o-",
+                label=caption(outcome.policy),
+                linewidth=1.2,
+            )
         panel.set(xlabel=axis, ylabel=_title(task, measure))
         panel.set_ylim(bottom=0)
     panels[-1].legend(fontsize=8)
@@ -40,7 +47,7 @@ def heat_maps(task: Task, outcomes: Sequence[Outcome], measure: str, across: str
         image = panel.imshow(cells, vmin=0, vmax=top, cmap="viridis_r", aspect="auto")
         panel.set_xticks(range(len(acrosses)), [f"{length:g}" for length in acrosses])
         panel.set_yticks(range(len(downs)), [f"{place:g}" for place in downs])
-        panel.set_title(outcome.policy, fontsize=9)
+        panel.set_title(caption(outcome.policy), fontsize=9)
         panel.set(xlabel=across, ylabel=down)
     figure.colorbar(image, ax=panels, label=_title(task, measure))
     figure.savefig(path, dpi=DPI)
@@ -52,7 +59,7 @@ def survival(task: Task, outcomes: Sequence[Outcome], measure: str, longest: int
     for outcome in outcomes:
         found = outcome.figures(task, measure)
         shares = [mean(value > length for value in found) for length in range(longest)]
-        panel.step(range(longest), shares, where="post", label=outcome.policy, linewidth=1.2)
+        panel.step(range(longest), shares, where="post", label=caption(outcome.policy), linewidth=1.2)
     panel.set(xlabel="token of the answer", ylabel="share of answers that still agree", ylim=(0, 1.02))
     panel.legend(fontsize=8)
     figure.savefig(path, dpi=DPI)
@@ -62,7 +69,7 @@ def bars(task: Task, outcomes: Sequence[Outcome], measures: Sequence[str], path:
     """A panel for each measure, in it a bar for each row: means."""
     figure, panels = _figure(len(measures), 5, 1.5 + 0.35 * len(outcomes))
     for panel, measure in zip(panels, measures, strict=True):
-        names = [outcome.policy for outcome in outcomes]
+        names = [caption(outcome.policy) for outcome in outcomes]
         panel.barh(names, [mean(outcome.figures(task, measure)) for outcome in outcomes])
         panel.set(xlabel=_title(task, measure))
         panel.invert_yaxis()
