@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ottserve.cli.connect import fail
+from ottserve.cli.tables import print_table
 
 if TYPE_CHECKING:
     from ottserve.workers.core.sizing import Sizing
@@ -51,7 +52,7 @@ def capacity(
     except ValueError as error:
         fail(str(error))
     typer.echo(f"{memory_bytes / GIB:.1f} GiB for the cache, requests of {tokens} tokens", err=True)
-    _show(found)
+    print_table(None, COLUMNS, [(name, *_row(sizing)) for name, sizing in found.items()])
 
 
 def _shape(text: str) -> ModelShape:
@@ -70,18 +71,6 @@ def _shape(text: str) -> ModelShape:
     from ottserve.workers.models.support import model_shape
 
     return model_shape(AutoConfig.from_pretrained(text))
-
-
-def _show(found: dict[str, Sizing]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column == "policy" else "right")
-    for name, sizing in found.items():
-        table.add_row(name, *_row(sizing))
-    Console(highlight=False).print(table)
 
 
 def _row(sizing: Sizing) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 MOST_COLUMNS = 200
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of cells; the first column is a name, the others are figures."""
+def print_table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of cells, under a title if there is one; the first column is a name, the others are figures."""
     from rich.console import Console
     from rich.table import Table
 
