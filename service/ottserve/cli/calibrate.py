@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ottserve.cli.bars import counted
 from ottserve.cli.connect import fail
 from ottserve.cli.evaluate import Text
 from ottserve.cli.model import Device, Dtype, Model, load
@@ -77,14 +78,10 @@ def _wanted(policy: str) -> CacheSettings:
 
 
 def _measure(model: LoadedModel, spec: KVSpec, texts: list[TokenisedText]) -> list[LayerOptions]:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from ottserve.evaluation.calibration.calibrate import measure
 
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("layers", total=spec.num_layers)
-        return measure(model, spec, texts, lambda: progress.advance(task))
+    with counted("layers", spec.num_layers) as (_, advance):
+        return measure(model, spec, texts, lambda: advance(1))
 
 
 def _write(layers: list[LayerOptions], plan: CachePlan, path: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ottserve.cli.bars import counted
 from ottserve.cli.connect import fail
 from ottserve.cli.model import Device, Dtype, Model, load
 from ottserve.cli.tables import print_table
@@ -47,7 +46,7 @@ def dgap_collect(
     try:
         cache, loaded = _load(policy, model, dtype, device)
         found = [part for path in text for part in _spans(loaded, path, from_token, tokens, span)]
-        with _progress(sum(len(part.token_ids) for part in found)) as advance:
+        with counted("tokens", sum(len(part.token_ids) for part in found)) as (_, advance):
             trace = collect(loaded, cache, found, top, advance)
         write_trace(trace, out)
     except (ValueError, OSError) as error:
@@ -73,7 +72,7 @@ def dgap_train(
     try:
         found = read_trace(trace)
         sizes = Sizes(found.positions.logprobs.shape[1], hidden, evidence)
-        with _progress(len(found.positions) * epochs) as advance:
+        with counted("positions", len(found.positions) * epochs) as (_, advance):
             artefact, trained = train(found, sizes, Options(epochs=epochs, seed=seed), advance)
         write_artefact(artefact, out)
     except (ValueError, OSError) as error:
@@ -106,23 +105,12 @@ def dgap_evaluate(
         artefact = read_artefact(correction, subject_of(loaded, resolve_spec(cache, loaded.shape)))
         chosen = artefact.threshold if threshold is None else threshold
         spans = [part for path in text for part in _spans(loaded, path, from_token, tokens, tokens)]
-        with _progress(sum(len(part.token_ids) for part in spans)) as advance:
+        with counted("tokens", sum(len(part.token_ids) for part in spans)) as (_, advance):
             found = [compare_treatments(loaded, cache, artefact, chosen, part, advance) for part in spans]
     except (ValueError, OSError) as error:
         fail(str(error))
     for comparison in found:
         print_table(comparison.title, COLUMNS, [comparison.cells(name) for name in TREATMENTS])
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on the terminal, advanced by what it yields."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as bars:
-        bar = bars.add_task("", total=total)
-        yield lambda count: bars.advance(bar, count)
 
 
 def _load(policy: str, path: str, dtype: str, device: str) -> tuple[CacheSettings, LoadedModel]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ottserve.cli.bars import counted
 from ottserve.cli.tables import print_table
 from ottserve.target import DEFAULT_TARGET, CaFile, ClientCert, Target, Tls, Token, encryption
 
@@ -50,11 +51,7 @@ def fuzz(
 def _run(plan: Fuzzing, total: int) -> Outcome:
     import asyncio
 
-    from rich.console import Console
-    from rich.progress import Progress
-
     from ottserve.loadtest.fuzz import fuzz
 
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("sending", total=total)
-        return asyncio.run(fuzz(plan, lambda: progress.advance(task)))
+    with counted("requests", total) as (_, advance):
+        return asyncio.run(fuzz(plan, lambda: advance(1)))
