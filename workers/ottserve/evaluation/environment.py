@@ -36,6 +36,12 @@ def model_name(model: LoadedModel) -> str:
     return f"{model.info.name}, {model.info.num_parameters:,} parameters, {str(model.dtype).removeprefix('torch.')}"
 
 
+def measured_on(model: LoadedModel) -> str:
+    """One line for a report: the model and the environment."""
+    facts = ", ".join(f"{name} {value}" for name, value in environment().items())
+    return f"Model {model_name(model)}; {facts}."
+
+
 def _processor() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from ottserve.evaluation import plots, report
 from ottserve.evaluation.ahead import compile_ahead
 from ottserve.evaluation.differences import differences
-from ottserve.evaluation.environment import environment, model_name, versions
+from ottserve.evaluation.environment import environment, measured_on, model_name, versions
 from ottserve.evaluation.pareto import lookup_points, points_of
 from ottserve.evaluation.policies import REFERENCE, PolicyRow
 from ottserve.evaluation.results import Results, Subject
@@ -66,7 +66,7 @@ def evaluate(model: LoadedModel, evaluation: Evaluation, advance: Advance) -> li
     outcomes = [outcome for bench in benches for outcome in bench.measure()]
     apart = differences(outcomes)
     results.compare(apart)
-    (evaluation.out / "evaluation.md").write_text(report.markdown(outcomes, apart, _measured_on(model)))
+    (evaluation.out / "evaluation.md").write_text(report.markdown(outcomes, apart, measured_on(model)))
     plots.draw(outcomes, points_of(outcomes) + lookup_points(outcomes, evaluation.out), evaluation.pictures)
     return outcomes
 
@@ -131,8 +131,3 @@ class _Bench:
 def _can_simulate(row: PolicyRow, outcome: Outcome) -> bool:
     """The reference loses nothing, so that there is nothing to agree on."""
     return row != REFERENCE and outcome.simulated_kl is None
-
-
-def _measured_on(model: LoadedModel) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in environment().items())
-    return f"Model {model_name(model)}; {facts}."

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from ottserve.evaluation.environment import environment, model_name, versions
+from ottserve.evaluation.environment import environment, measured_on, model_name, versions
 from ottserve.evaluation.experiments import report
 from ottserve.evaluation.experiments.catalogue import COUNT_FROM, Experiment, Row
 from ottserve.evaluation.experiments.method import Exact
@@ -129,8 +129,7 @@ class _Bench:
 
 
 def _write(model: LoadedModel, suite: Suite, tables: Sequence[Table]) -> None:
-    facts = ", ".join(f"{name} {value}" for name, value in environment().items())
-    measured = f"Model {model_name(model)}; {facts}. Positions from {suite.count_from} on."
+    measured = f"{measured_on(model)} Positions from {suite.count_from} on."
     (suite.out / "experiments.md").write_text(report.markdown(tables, measured))
     for table in tables:
         report.plot(table, suite.out / f"{table.experiment.name}.png")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ottserve.evaluation.environment import environment, model_name, versions
+from ottserve.evaluation.environment import environment, measured_on, model_name, versions
 from ottserve.evaluation.policies import REFERENCE, PolicyRow
 from ottserve.evaluation.results import Subject
 from ottserve.evaluation.tasks.report import TaskTable, markdown
@@ -55,7 +55,7 @@ def run_suite(model: LoadedModel, suite: Suite, begin: Begin, advance: Callable[
         OSError: the report can't be written.
     """
     tables = [_measure(model, suite, task, begin, advance) for task in suite.tasks]
-    (suite.out / "tasks.md").write_text(markdown(tables, _measured_on(model)))
+    (suite.out / "tasks.md").write_text(markdown(tables, measured_on(model)))
     return tables
 
 
@@ -83,8 +83,3 @@ def _measure(model: LoadedModel, suite: Suite, task: Task, begin: Begin, advance
 def _subject(model: LoadedModel, task: Task, row: PolicyRow) -> Subject:
     fingerprint = resolve_spec(row.cache, model.shape).fingerprint
     return Subject(model_name(model), task.digest, row.name, fingerprint, versions())
-
-
-def _measured_on(model: LoadedModel) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in environment().items())
-    return f"Model {model_name(model)}; {facts}."
