@@ -8,6 +8,7 @@ from statistics import fmean
 
 from ottserve.evaluation.attention import Grid
 from ottserve.evaluation.differences import Difference
+from ottserve.evaluation.markdown import markdown_table
 from ottserve.evaluation.measures import NUM_PARTS
 from ottserve.evaluation.sweep import Outcome
 
@@ -65,19 +66,19 @@ def markdown(outcomes: Sequence[Outcome], differences: Sequence[Difference], mea
         by_length = [_parts(outcome.policy, outcome.quality.kl_by_length) for outcome in found]
         since_seal = [_parts(outcome.policy, outcome.quality.kl_since_seal) for outcome in found]
         lines.append(f"\n## {title}\n")
-        lines += _table(COLUMNS, [row(outcome) for outcome in found])
+        lines += markdown_table(COLUMNS, [row(outcome) for outcome in found])
         lines += ["", "KL by context length, in eighths of the positions that count:", ""]
-        lines += _table(PARTS_COLUMNS, by_length)
+        lines += markdown_table(PARTS_COLUMNS, by_length)
         lines += ["", "KL by the tokens since the last seal, in eighths of a group:", ""]
-        lines += _table(PARTS_COLUMNS, since_seal)
+        lines += markdown_table(PARTS_COLUMNS, since_seal)
         lines += _attention(found)
         simulated = simulated_rows(found)
         if simulated:
             lines += ["", "Through the cache, and in a simulation that has none:", ""]
-            lines += _table(SIMULATED_COLUMNS, simulated)
+            lines += markdown_table(SIMULATED_COLUMNS, simulated)
         if apart:
             lines += ["", "How far rows are apart, by blocks of positions drawn for both alike:", ""]
-            lines += _table(DIFFERENCE_COLUMNS, [_apart(difference) for difference in apart])
+            lines += markdown_table(DIFFERENCE_COLUMNS, [_apart(difference) for difference in apart])
     return "\n".join(lines) + "\n"
 
 
@@ -95,9 +96,9 @@ def _attention(outcomes: Sequence[Outcome]) -> list[str]:
             "Attention against exact attention over the same queries, keys and values, mean of layers and heads:",
             "",
         ),
-        *_table(ATTENTION_COLUMNS, totals),
+        *markdown_table(ATTENTION_COLUMNS, totals),
         *("", "Layer by layer, output error and score error, mean of heads:", ""),
-        *_table(("layer", *watched), layers),
+        *markdown_table(("layer", *watched), layers),
     ]
 
 
@@ -119,11 +120,3 @@ def _apart(difference: Difference) -> tuple[str, ...]:
     kl = difference.kl
     settled = "yes" if kl.excludes_zero else "no"
     return (difference.policy, difference.other, f"{kl.mean:+.4f}", f"{kl.low:+.4f} to {kl.high:+.4f}", settled)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [_line(columns), _line(["---"] * len(columns)), *map(_line, rows)]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -10,6 +10,7 @@ from typing import Any
 
 from ottserve.evaluation.experiments.catalogue import Experiment
 from ottserve.evaluation.experiments.results import Finding
+from ottserve.evaluation.markdown import markdown_table
 from ottserve.evaluation.pareto import Point, front
 from ottserve.evaluation.plots import DPI, panels
 
@@ -56,8 +57,7 @@ def markdown(tables: Sequence[Table], measured: str) -> str:
     lines = [f"# Experiments\n\nPrinted by `ottserve experiments`, simulated. {measured}"]
     for table in tables:
         lines.append(f"\n## {table.experiment.name}\n\n{table.experiment.question}\n")
-        rows = [table.columns, ["---"] * len(table.columns), *table.cells]
-        lines += [f"| {' | '.join(cells)} |" for cells in rows]
+        lines += markdown_table(table.columns, table.cells)
     return "\n".join(lines) + "\n"
 
 

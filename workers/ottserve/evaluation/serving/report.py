@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ottserve.evaluation.markdown import markdown_table
 from ottserve.evaluation.serving.plan import Skipped
 from ottserve.evaluation.serving.results import SERVICE
 from ottserve.evaluation.serving.summary import Spread, Summary
@@ -68,7 +69,7 @@ def markdown(
         figure: file name of the pictures, where there are any.
     """
     lines = ["# The whole service, beside its engine alone", "", *_about(about), ""]
-    lines += [_line(COLUMNS), _line(["---"] * len(COLUMNS)), *(_line(row(summary)) for summary in summaries)]
+    lines += markdown_table(COLUMNS, [row(summary) for summary in summaries])
     lines += ["", *_notes(summaries)]
     lines += [f"- {one.policy} at {one.point} was skipped: {one.reason}." for one in skipped]
     if figure:
@@ -126,7 +127,3 @@ def _number(spread: Spread | None, factor: float, shape: str) -> str:
 
 def _range(spread: Spread | None) -> str:
     return NO_FIGURE if spread is None else f"{spread.least:,.1f}–{spread.most:,.1f}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

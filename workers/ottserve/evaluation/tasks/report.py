@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from ottserve.evaluation.bootstrap import mean_interval
+from ottserve.evaluation.markdown import markdown_table
 from ottserve.evaluation.tasks.task import Measure, Outcome, Task
 
 
@@ -36,9 +37,7 @@ class TaskTable:
     @property
     def markdown(self) -> str:
         """A heading, and the table."""
-        rows = [self.columns, ["---"] * len(self.columns), *self.cells]
-        lines = [f"| {' | '.join(cells)} |" for cells in rows]
-        return f"## {self.title}\n\n" + "\n".join(lines) + "\n"
+        return "\n".join([f"## {self.title}", "", *markdown_table(self.columns, self.cells)]) + "\n"
 
     def _cells(self, outcome: Outcome) -> tuple[str, ...]:
         cells = [outcome.policy, f"{outcome.bits_per_element:.3f}"]
