@@ -64,7 +64,7 @@ def waits(model: LoadedModel, row: PolicyRow, num_tokens: int, streams: int, num
     """
     if num_tokens >= model.info.context_length:
         raise ValueError(f"prompt of {num_tokens} tokens: the model has {model.info.context_length}")
-    engine = _engine(model, row, num_tokens, streams)
+    engine = _engine(model, row, streams)
     prompts = _prompts(model.info.vocab_size, num_tokens)
     _first_token_s(engine, next(prompts)[: num_tokens // 8 + 1])  # warm up
     cold: list[float] = []
@@ -106,7 +106,7 @@ def _cells(wait: Wait) -> tuple[str, ...]:
     return (wait.name, f"{wait.num_tokens:,}", f"{wait.num_computed:,}", f"{wait.median:.3f}", f"{wait.p99:.3f}")
 
 
-def _engine(model: LoadedModel, row: PolicyRow, num_tokens: int, streams: int) -> Engine:
+def _engine(model: LoadedModel, row: PolicyRow, streams: int) -> Engine:
     most = model.info.context_length
     pages = resolve_spec(row.cache, model.shape).sealed_pages(most) * (streams + 2)
     settings = EngineSettings(
