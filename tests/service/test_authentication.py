@@ -155,7 +155,7 @@ async def test_a_flood_of_one_caller_starves_no_other(start: Any, replicas: Any,
     assert len(await asyncio.gather(*flood)) == 200
 
 
-async def test_a_flood_does_not_shut_the_door(start: Any, replicas: Any, refusal: Any, write: Any, until: Any) -> None:
+async def test_a_flood_does_not_shut_the_door(start: Any, replicas: Any, write: Any, until: Any) -> None:
     """Of 20 places one caller gets ten; another still comes in."""
     gateway = await start(tokens_file=write(flood={}, other={}), admission={"max_requests": 20})
     replicas.pause_s = 0.05

@@ -188,7 +188,7 @@ async def test_a_killed_replica_breaks_its_streams_and_returns(stub: Any, folder
 
 
 async def test_an_abort_reaches_a_replica_that_only_finishes_what_it_has(
-    port: int, cluster: Any, folder: Path, settings_for_ray: Any, described: Any, unused_tcp_port: int, until: Any
+    port: int, cluster: Any, folder: Path, settings_for_ray: Any, described: Any, unused_tcp_port: int
 ) -> None:
     """One of two replicas leaves, with a stream on each: both streams can still be aborted."""
     from ray.serve.config import RequestRouterConfig  # noqa: PLC0415 - the environment comes first

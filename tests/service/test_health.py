@@ -35,7 +35,7 @@ async def test_an_unknown_service(gateway: Any, refusal: Any) -> None:
     assert (await watch.read()).status == UNKNOWN
 
 
-async def test_a_watch_follows_the_replicas(gateway: Any, replicas: Any, refusal: Any) -> None:
+async def test_a_watch_follows_the_replicas(gateway: Any, replicas: Any) -> None:
     """A lost replica turns readiness off and a returned one on; the process stays alive throughout."""
     watch = gateway.health.Watch(check(SERVICE))
     statuses = [(await watch.read()).status]

@@ -82,9 +82,7 @@ async def test_all_replicas_are_told_of(stub: Any) -> None:
     assert [load.replica_id for load in loads.replicas] == ["large-0", "small-0"]
 
 
-async def test_a_lost_model_takes_no_other_along(
-    stub: Any, channel: Any, refusal: Any, models: Any, until: Callable[..., Any]
-) -> None:
+async def test_a_lost_model_takes_no_other_along(stub: Any, channel: Any, models: Any) -> None:
     models[0].loads = ()
     code = None
     while code is None:

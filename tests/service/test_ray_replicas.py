@@ -77,7 +77,7 @@ async def test_our_errors_arrive_as_they_were_raised(replicas: RayReplicas, num_
     assert len(chunks) == num_before
 
 
-async def test_closing_the_stream_stops_the_work(replicas: RayReplicas, handle: Any, until: Any) -> None:
+async def test_closing_the_stream_stops_the_work(replicas: RayReplicas, handle: Any) -> None:
     async with aclosing(replicas.generate(task("r", 1000))) as chunks:
         await anext(chunks)
     await asyncio.sleep(0.05)

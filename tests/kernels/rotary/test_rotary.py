@@ -39,7 +39,7 @@ def test_pages_are_turned_by_the_positions_of_a_sequence(keys) -> None:
 
 
 @pytest.mark.parametrize("bias", [0.0, 600.0])
-def test_a_bias_costs_nothing_in_pages_that_turn_keys_back(make_cache, kit, bias) -> None:
+def test_a_bias_costs_nothing_in_pages_that_turn_keys_back(make_cache, bias) -> None:
     """Turned, it swings its channel by twice itself, and what the key says beside it is lost."""
     layout = PageLayout(32, 64, 4, 4, exact_dtype=torch.bfloat16, turns_keys=True)
     frequencies = 0.3 ** torch.arange(1, 33)

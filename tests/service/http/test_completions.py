@@ -86,7 +86,7 @@ async def test_logprobs_name_tokens_and_where_their_text_begins(surface: Any) ->
     assert told.text_offset == [0, 3, 7, 8]
 
 
-async def test_an_echoed_prompt_is_scored_before_its_answer(surface: Any, replicas: Any) -> None:
+async def test_an_echoed_prompt_is_scored_before_its_answer(surface: Any) -> None:
     """What lm-eval asks for; the first token has nothing before it."""
     whole = await create(surface, prompt=[[73, 74, 75], [73]], max_tokens=1, logprobs=1, echo=True)
     told = whole.choices[0].logprobs

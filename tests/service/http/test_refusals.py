@@ -199,7 +199,7 @@ async def test_a_prompt_too_many_ends_them_all(open_surface: Any, replicas: Any,
     assert (await surface.post(COMPLETIONS, prompt(prompt=["a", "b"])))[0] == 200
 
 
-async def test_an_id_is_live_once(surface: Any, replicas: Any, until: Any) -> None:
+async def test_an_id_is_live_once(surface: Any, replicas: Any) -> None:
     replicas.pause_s = 0.05
     headers = {"x-request-id": "same"}
     first = await surface.client.completions.create(model="toy", prompt="hi", stream=True, extra_headers=headers)

@@ -75,7 +75,7 @@ def test_nothing_ends_an_answer_before_its_fewest_tokens(make_engine, ask, run_t
     assert answers.text["r"] == "bcd"
 
 
-def test_logprobs_are_the_softmax_of_the_models_logits(make_engine, ask, run_to_end):
+def test_logprobs_are_the_softmax_of_the_models_logits(make_engine, ask):
     """After "a": b, c, d have logits 3, 2, 1, a itself −2048, the other 28 signs 0; bias does not show.
 
     The norms before the head make that a little less exact.
