@@ -273,6 +273,7 @@ async def test_who_has_no_token_is_refused_before_any_work(open_surface: Any, tm
         assert (status, told["error"]["code"]) == (401, "invalid_api_key")
     with pytest.raises(openai.AuthenticationError):
         await surface.client.models.list()
+    assert not replicas.tasks
     client = surface.client.with_options(api_key="let me in")
     assert (await client.completions.create(model="toy", prompt="hi", max_tokens=1)).choices[0].text == "0 "
     with pytest.raises(openai.RateLimitError):
