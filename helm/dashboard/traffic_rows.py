@@ -9,7 +9,7 @@ TTFT = "ottserve_gateway_time_to_first_token_seconds"
 INTER_TOKEN = "ottserve_gateway_inter_token_seconds"
 FINISHED = "ottserve_gateway_requests_finished_total"
 CORRECTED = "ottserve_correction_rows_total"
-GENERATIONS = 'method=~"Generate|GenerateStream"'
+GENERATIONS = 'method=~"Generate|GenerateStream|/v1/completions|/v1/chat/completions"'
 OUR_FAULT = 'outcome=~"internal|stream_broken|unavailable"'
 
 OVERVIEW = Row(

@@ -170,9 +170,11 @@ def test_the_object_store_fits_into_shared_memory(render: Render) -> None:
         assert 2 * store_bytes <= shared_bytes
 
 
-def test_the_disruption_budget_lets_one_pod_go(render: Render) -> None:
-    budget = render({"settings": {"deployment": {"num_replicas": 4}}}).one("PodDisruptionBudget")["spec"]
-    num_pods = 1 + 1 + 4
+@pytest.mark.parametrize("num_gateways", [1, 3])
+def test_the_disruption_budget_lets_one_pod_go(render: Render, num_gateways: int) -> None:
+    settings = {"deployment": {"num_replicas": 4}, "gateway": {"replicas": num_gateways}}
+    budget = render({"settings": settings}).one("PodDisruptionBudget")["spec"]
+    num_pods = 1 + num_gateways + 4
     assert budget["minAvailable"] == num_pods - 1
 
 

@@ -13,6 +13,7 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from ottserve.cli.metrics import gateway_registry, replica_registry
+from ottserve.service.metrics import CHAT_COMPLETIONS, COMPLETIONS, MODELS
 
 pytestmark = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool (package prometheus) is not installed"
@@ -24,8 +25,8 @@ GATEWAY_IS_THERE = {f"ottserve_gateway_requests_in_flight{{{SCOPE}}}": "0x60"}
 REPLICA_IS_THERE = {f"ottserve_replica_info{{{REPLICA}}}": "1x60"}
 
 
-def finished(outcome: str, per_minute: int) -> dict[str, str]:
-    name = f'ottserve_gateway_requests_finished_total{{{SCOPE},method="GenerateStream",outcome="{outcome}"}}'
+def finished(outcome: str, per_minute: int, method: str = "GenerateStream") -> dict[str, str]:
+    name = f'ottserve_gateway_requests_finished_total{{{SCOPE},method="{method}",outcome="{outcome}"}}'
     return {name: f"0+{per_minute}x60"}
 
 
@@ -71,6 +72,7 @@ class Case:
 
 
 OK = finished("ok", 90)
+GENERATING = ("Generate", COMPLETIONS, CHAT_COMPLETIONS)
 CASES = [
     Case("OttserveSlowFirstToken", buckets(TTFT, "6", "10"), 12),
     Case("OttserveSlowFirstToken", buckets(TTFT, "1", "1.5"), name="quick"),
@@ -81,6 +83,8 @@ CASES = [
         "OttserveErrors", finished("ok", 90) | finished("stream_broken", 5) | finished("unavailable", 5), 7, name="sum"
     ),
     Case("OttserveErrors", finished("ok", 90) | finished("invalid", 900) | finished("cancelled", 900), name="callers"),
+    *(Case("OttserveErrors", finished("internal", 10, method), 7, name=method) for method in GENERATING),
+    Case("OttserveErrors", finished("ok", 90) | finished("internal", 900, MODELS), name="no generations"),
     Case("OttserveErrors", finished("ok", 0), name="idle"),
     Case("OttserveRefusals", finished("ok", 50) | finished("queue_full", 50), 12),
     Case("OttserveRefusals", finished("ok", 99) | finished("queue_full", 1), name="few"),
