@@ -22,8 +22,9 @@ from ottserve.workers.api import GenerationTask, ModelInfo, UnknownModel, invali
 MAX_ROLE_CHARACTERS = 64
 MAX_SALT_CHARACTERS = 256
 MAX_SAMPLES = 128
-REQUEST_ID = re.compile(r"[!-~]{1,128}")
-REQUEST_ID_LIMIT = "1 to 128 printable ASCII characters without spaces"
+MAX_ID_CHARACTERS = 128
+REQUEST_ID = re.compile(rf"[!-~]{{1,{MAX_ID_CHARACTERS}}}")
+REQUEST_ID_LIMIT = f"1 to {MAX_ID_CHARACTERS} printable ASCII characters without spaces"
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,13 @@ async def test_several_prompts_are_numbered_in_their_order(surface: Any, replica
     assert (answer.id, {task.request_id for task in replicas.tasks}) == ("cmpl-many", {"many-0", "many-1"})
 
 
+async def test_the_longest_id_is_cut_for_the_numbers_of_prompts(surface: Any, replicas: Any) -> None:
+    longest = 128 * "x"
+    answer = await create(surface, prompt=["a", "bcd"], extra_headers={"x-request-id": longest})
+    assert answer.id == f"cmpl-{longest}"
+    assert {task.request_id for task in replicas.tasks} == {126 * "x" + "-0", 126 * "x" + "-1"}
+
+
 async def test_token_ids_are_a_prompt(surface: Any, replicas: Any) -> None:
     await create(surface, prompt=[73, 74])
     await create(surface, prompt=[[73], [74, 75]])

@@ -18,6 +18,7 @@ from ottserve.service.http.prompts import Prompt
 from ottserve.service.http.requests import ChatBody, CompletionBody, GenerationBody
 from ottserve.service.http.shapes import ChatShape, CompletionShape, Shape
 from ottserve.service.readiness import Readiness, ServedModel
+from ottserve.service.validate import MAX_ID_CHARACTERS
 from ottserve.v1 import generation_pb2 as pb
 from ottserve.workers.api import invalid
 
@@ -123,9 +124,12 @@ def _num_samples(body: GenerationBody, num_prompts: int) -> int:
 
 
 def _request_ids(visit: Visit, num_prompts: int) -> list[str]:
-    """An id for each generation, by which it can be aborted."""
+    """An id for each generation, by which it can be aborted: the call's, cut where its number would have no room."""
     call_id = visit.call.request_id
-    return [call_id] if num_prompts == 1 else [f"{call_id}-{i}" for i in range(num_prompts)]
+    if num_prompts == 1:
+        return [call_id]
+    numbers = [f"-{i}" for i in range(num_prompts)]
+    return [call_id[: MAX_ID_CHARACTERS - len(number)] + number for number in numbers]
 
 
 def _echo(body: CompletionBody, prompt: Prompt, served: ServedModel) -> Decode | None:
