@@ -155,7 +155,7 @@ async def test_a_deadline_frees_the_slot_though_nobody_takes_the_error(make_loop
     loop, engine = await make_loop()
     generator = loop.generate(make_task(num_tokens=LONG, deadline_at=time.time() + 0.1))
     await anext(generator)
-    await eventually(lambda: engine.aborted == ["a"] and loop.num_requests == 0)
+    await eventually(lambda: engine.aborted == ["a"] and loop.reading.load.num_running == 0)
     with pytest.raises(DeadlineExceeded):
         [chunk async for chunk in generator]
     assert engine.aborted == ["a"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
 from ottserve.workers.api import AbortResult, FinishReason, GenerationTask
@@ -78,6 +79,25 @@ def test_who_comes_during_a_step_is_told_of_as_waiting(
     eventually(lambda: handle.load.remote().result().num_waiting_samples == 0 == num_running(handle))
 
 
+def test_whoever_asks_hears_of_work_in_the_first_step_after_idleness(
+    handle: Any, make_task: Callable[..., GenerationTask], gate: Path
+) -> None:
+    """A scrape that showed an idle replica would let its pod end, and no alert tell of a step that hangs."""
+    assert len(list(handle.options(stream=True).generate.remote(make_task(num_tokens=2)))) > 0
+    eventually(lambda: in_hand(handle) == (0, 0, 0, 0))
+    gate.touch()
+    task = dataclasses.replace(make_task(num_tokens=2), prompt_ids=(1,) * 40, n=2)
+    stream = handle.options(stream=True).generate.remote(task)
+    eventually(lambda: handle.load.remote().result().num_waiting == 1)
+    load, demand = handle.load.remote().result(), handle.record_autoscaling_stats.remote().result()
+    assert in_hand(handle) == (0, 1, 2, 40)
+    assert (load.waiting, load.num_waiting_samples, load.num_waiting_tokens) == ({"queue": 1}, 2, 40)
+    assert (demand["kv_demand"], demand["slot_demand"], demand["queued_tokens"]) == (2 / 8, 2 / 4, 40)
+    stream.cancel()
+    gate.unlink()
+    eventually(lambda: in_hand(handle) == (0, 0, 0, 0))
+
+
 def test_cancelling_the_stream_frees_the_slot(handle: Any, make_task: Callable[..., GenerationTask]) -> None:
     stream = handle.options(stream=True).generate.remote(make_task(num_tokens=100_000))
     next(stream)
@@ -121,6 +141,14 @@ def test_unhealthy_only_while_work_is_pending_and_no_step_ends(
     reader.join()
     assert answer[-1].finish
     handle.check_health.remote().result()
+
+
+def in_hand(handle: Any) -> tuple[float, ...]:
+    """What a scrape says: requests that run, and those that wait with their slots and tokens."""
+    with urllib.request.urlopen(f"http://{handle.metrics_address.remote().result()}/metrics", timeout=5) as page:
+        families = {family.name: family for family in text_string_to_metric_families(page.read().decode())}
+    names = ("running_requests", "waiting_requests", "waiting_slots", "waiting_tokens")
+    return tuple(sum(sample.value for sample in families[f"ottserve_{name}"].samples) for name in names)
 
 
 def num_running(handle: Any) -> int:

@@ -89,13 +89,12 @@ class Reading:
     """Load and counters of one moment, taken by the engine thread and read by anyone.
 
     Attributes:
-        num_requests, num_samples: what the engine had.
+        tickets: of the requests that the engine had.
     """
 
     load: LoadReport
     counters: EngineCounters
-    num_requests: int = 0
-    num_samples: int = 0
+    tickets: frozenset[Ticket] = frozenset()
 
 
 class Listener(Protocol):
@@ -293,7 +292,6 @@ class EngineThread:
     def _report(self, engine: EngineLike, events: list[tuple[Ticket, Event]]) -> None:
         now = time.monotonic()
         if self._reading is None or not engine.has_work or now - self._reading_at >= READING_INTERVAL_S:
-            num_samples = sum(ticket.task.n for ticket in self._tickets.values())
-            self._reading = Reading(engine.load_report(), engine.counters, len(self._tickets), num_samples)
+            self._reading = Reading(engine.load_report(), engine.counters, frozenset(self._tickets.values()))
             self._reading_at = now
         self._listener.advanced(events, self._reading)

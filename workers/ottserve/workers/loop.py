@@ -31,6 +31,7 @@ from ottserve.workers.engine_thread import (
     Reading,
     Ticket,
 )
+from ottserve.workers.newcomers import Newcomers
 from ottserve.workers.progress import Progress
 from ottserve.workers.stream import Stream
 
@@ -61,7 +62,6 @@ class EngineLoop:
 
     Attributes:
         phase: what may be asked of it now.
-        reading: what the engine thread last reported; None until it first did.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class EngineLoop:
     ) -> None:
         """Start to load. `load`, `progress` and `on_step` are called on the engine thread."""
         self.phase = Phase.LOADING
-        self.reading: Reading | None = None
         self._interval_s = message_interval_s
         self._clock = clock
         self._events = asyncio.get_running_loop()
         self._ready: asyncio.Future[EngineFacts] = self._events.create_future()
         self._streams: dict[Ticket, Stream] = {}
+        self._newcomers = Newcomers()
         self._share = 1.0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -123,14 +123,12 @@ class EngineLoop:
         return await self._ask(self._thread.flush_cache)
 
     @property
-    def num_requests(self) -> int:
-        """Those that have not ended, whether or not the engine has read of them: it reads between two steps."""
-        return len(self._streams)
+    def reading(self) -> Reading | None:
+        """What the engine thread last reported, with whoever came since as waiting; None until it first did.
 
-    @property
-    def num_samples(self) -> int:
-        """Of all these, whether or not some of a request's have ended."""
-        return sum(ticket.task.n for ticket in self._streams)
+        The same for all who tell of the replica. Any thread may ask.
+        """
+        return self._newcomers.reading
 
     def stalled_for_s(self) -> float:
         """Seconds since the last step while work is pending; 0 when nothing is pending, however long that has been."""
@@ -172,7 +170,7 @@ class EngineLoop:
     def advanced(self, events: list[tuple[Ticket, Event]], reading: Reading) -> None:
         """The engine did something; hand out what came of it."""
         self._advanced_at = self._clock()
-        self.reading = reading
+        self._newcomers.hear(reading)
         for ticket, event in events:
             stream = self._streams.get(ticket)
             if stream is None:
@@ -193,6 +191,7 @@ class EngineLoop:
         stream = self._streams[ticket] = Stream(
             ticket.task.request_id, self._interval_s, self._clock, ticket.task.n, self._num_carried
         )
+        self._newcomers.come(ticket)
         self._share = max(1.0, ticket.task.num_streams / len(self._streams))
         self._idle.clear()
         self._thread.submit(ticket)
@@ -220,6 +219,7 @@ class EngineLoop:
 
     def _forget(self, ticket: Ticket) -> None:
         del self._streams[ticket]
+        self._newcomers.leave(ticket)
         if not self._streams:
             self._idle.set()
 

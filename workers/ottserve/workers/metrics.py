@@ -176,7 +176,7 @@ def _requests(load: LoadReport) -> Iterator[Metric]:
     )
     waiting = GaugeMetricFamily(
         "ottserve_waiting_requests",
-        "Requests that wait, by what for (queue: for those before them).",
+        "Requests that wait, by what for (queue: for those before them, or till the engine tells of them).",
         labels=["reason"],
     )
     for reason in WaitReason:

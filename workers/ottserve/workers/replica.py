@@ -104,14 +104,7 @@ class Replica:
         reading = self._engine.reading
         if reading is None:
             raise Unavailable("the replica has not computed anything to report yet")
-        num_new = max(0, self._engine.num_requests - reading.num_requests)
-        num_new_samples = max(0, self._engine.num_samples - reading.num_samples)
-        return dataclasses.replace(
-            reading.load,
-            replica_id=self._replica_id,
-            num_waiting=reading.load.num_waiting + num_new,
-            num_waiting_samples=reading.load.num_waiting_samples + num_new_samples,
-        )
+        return dataclasses.replace(reading.load, replica_id=self._replica_id)
 
     async def metrics_address(self) -> str:
         """`host:port` that Prometheus scrapes."""
