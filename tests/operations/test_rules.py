@@ -56,6 +56,16 @@ def work(running: int, waiting: int, last_step_at: str) -> dict[str, str]:
     }
 
 
+def comes_after_idleness(last_step_at: str) -> dict[str, str]:
+    """A request comes after half an hour without any."""
+    return work(0, 0, last_step_at) | {f'ottserve_waiting_requests{{{REPLICA},reason="queue"}}': "0x29 1x30"}
+
+
+def never_stepped(waiting: int) -> dict[str, str]:
+    """A replica has no time of its last step before there was one."""
+    return {name: values for name, values in work(0, waiting, "").items() if "last_step" not in name}
+
+
 STUCK, LIVELY = "0x60", "0+60x60"  # time starts at 0, so a step a minute is a timestamp that keeps up
 TTFT = "ottserve_gateway_time_to_first_token_seconds"
 INTER_TOKEN = "ottserve_gateway_inter_token_seconds"
@@ -98,6 +108,10 @@ CASES = [
     Case("OttserveEngineStalled", work(0, 1, STUCK), 3, name="waiting"),
     Case("OttserveEngineStalled", work(1, 1, LIVELY), name="busy"),
     Case("OttserveEngineStalled", work(0, 0, STUCK), name="idle"),
+    Case("OttserveEngineStalled", comes_after_idleness("0x60"), 31, name="first step hangs after idleness"),
+    Case("OttserveEngineStalled", comes_after_idleness("0x30 1860+60x29"), name="awake after idleness"),
+    Case("OttserveEngineStalled", never_stepped(1), 2, name="very first step hangs"),
+    Case("OttserveEngineStalled", never_stepped(0), name="never asked"),
     Case("OttserveReplicaLost", {f"ottserve_replica_info{{{REPLICA}}}": "1x10 stale"}, 16),
     Case("OttserveReplicaLost", REPLICA_IS_THERE, name="there"),
     Case("OttserveReplicaLost", {'ottserve_replica_info{namespace="other",job="demo"}': "1x60"}, 5, name="another's"),
@@ -131,7 +145,7 @@ def test_rules_are_valid(promtool: Callable[..., str], rules: list[Any]) -> None
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert} {case.name}".strip())
 def test_alert(promtool: Callable[..., str], case: Case) -> None:
     series = [{"series": name, "values": values} for name, values in case.series.items()]
-    count = f'count(ALERTS{{alertname="{case.alert}",alertstate="firing"}}) or vector(0)'
+    count = f'count(max_over_time(ALERTS{{alertname="{case.alert}",alertstate="firing"}}[1h])) or vector(0)'
     moments = [(case.fires_after_m - 2, 0), (case.fires_after_m + 2, 1)] if case.fires_after_m else [(50, 0)]
     checks = [
         {"expr": count, "eval_time": f"{minute}m", "exp_samples": [{"labels": "{}", "value": value}]}
