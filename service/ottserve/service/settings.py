@@ -83,7 +83,11 @@ class RoutingSettings(Section):
 class DrainSettings(Section):
     """How the gateway ends."""
 
-    probe_period_s: float = Field(2.0, ge=0, description="Time for probes to see NOT_SERVING before calls are refused.")
+    probe_period_s: float = Field(
+        2.0,
+        ge=0,
+        description="Time for probes to see NOT_SERVING before the ports close; new calls are refused from the start.",
+    )
     grace_s: float = Field(60.0, ge=0, description="Time for running streams to finish; what is left is cancelled.")
 
 
