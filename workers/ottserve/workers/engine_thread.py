@@ -16,6 +16,7 @@ from typing import Protocol
 import structlog
 
 from ottserve.workers.api import (
+    STEP_REASONS,
     DuplicateRequest,
     GenerationTask,
     Internal,
@@ -137,7 +138,7 @@ class EngineThread:
     """An engine on a thread of its own. The methods may be called from any thread and return at once.
 
     Attributes:
-        num_failed_steps: steps that raised since one last gave a token.
+        num_failed_steps: steps that failed since one last gave a token.
     """
 
     def __init__(self, load: Callable[[Progress], EngineLike], listener: Listener, progress: Progress, on_step: OnStep):
@@ -250,14 +251,24 @@ class EngineThread:
         began = time.perf_counter()
         try:
             results = engine.step()
-            if any(isinstance(event, TextChunk) and event.token_ids for _, event in results):
-                self.num_failed_steps = 0
         except Exception:
             log.exception("a step failed", num_requests=len(self._tickets))
             self.num_failed_steps += 1
             results = self._give_up_all(engine)
+        else:
+            self._judge([event for _, event in results])
         self._observe(time.perf_counter() - began, engine.counters)
         self._report(engine, [entry for result in results if (entry := self._addressed(*result))])
+
+    def _judge(self, events: list[Event]) -> None:
+        """A step that raised nothing has failed all the same if it ended those it was for and gave nobody a token.
+
+        They have ended, so each failed step was for others than the one before.
+        """
+        if any(isinstance(event, TextChunk) and event.token_ids for event in events):
+            self.num_failed_steps = 0
+        elif any(isinstance(event, Internal) and event.reason in STEP_REASONS for event in events):
+            self.num_failed_steps += 1
 
     def _give_up_all(self, engine: EngineLike) -> list[tuple[str, Event]]:
         """A step that raised as a whole tells not whose fault it was: all that were live end, later ones go on."""

@@ -136,7 +136,7 @@ class EngineLoop:
 
     @property
     def broken(self) -> bool:
-        """Whether the engine thread has died, or each of its last steps raised."""
+        """Whether the engine thread has died, or its last steps have failed and none of them gave a token."""
         died = self.phase is not Phase.STOPPED and not self._thread.is_alive
         return died or self._thread.num_failed_steps >= MAX_FAILED_STEPS
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ottserve.workers.api.answer import AbortResult, Finish, FinishReason, TextChunk, Timings, TokenLogprob, Usage
 from ottserve.workers.api.errors import (
     INTERNAL_REASONS,
+    STEP_REASONS,
     DeadlineExceeded,
     DuplicateRequest,
     Internal,
@@ -37,6 +38,7 @@ from ottserve.workers.api.task import (
 
 __all__ = [
     "INTERNAL_REASONS",
+    "STEP_REASONS",
     "AbortResult",
     "Choice",
     "DeadlineExceeded",

@@ -82,9 +82,11 @@ class DeadlineExceeded(OttserveError):
     """The caller's deadline passed; its pages and slot are free again."""
 
 
+STEP_REASONS = ("step_failed", "out_of_memory")
+"""Why a step failed as a whole, which ended all that it was for."""
+
 INTERNAL_REASONS = (
-    "step_failed",
-    "out_of_memory",
+    *STEP_REASONS,
     "non_finite_logits",
     "output_failed",
     "form_failed",
