@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from ottserve.workers.api import FinishReason, Internal, InvalidField
+from ottserve.workers.core.plan import StepPlan
+from ottserve.workers.kv.snapshot import HostCopy
 from ottserve.workers.kv.table import POLICIES
 
 
@@ -101,6 +103,46 @@ def test_host_memory_is_told_as_it_comes_and_goes(make_engine, make_task):
     assert load.preempted_bytes == 0 < load.snapshot_bytes < store.slot_bytes
     engine.flush_cache()
     assert engine.load_report().snapshot_bytes == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@pytest.mark.parametrize("num_saved", [0, 1])
+def test_a_sequence_that_can_not_be_saved_ends_at_once_and_fails_no_later_step(
+    make_engine, make_task, run_to_end, monkeypatch, overlap, num_saved
+):
+    """Both samples of one request make room for another's, and the host has no memory for the first or the second."""
+    engine = make_engine(max_running=3, overlap=overlap)
+    scheduler, plan, save = engine._scheduler, engine._scheduler.plan, HostCopy.of
+    saved = []
+
+    def plan_without_samples() -> StepPlan:
+        monkeypatch.setattr(scheduler, "plan", plan)
+        for sequence in tuple(scheduler._running.values()):
+            if sequence.request_id == "moved":
+                scheduler.preempt(sequence)
+        return plan()
+
+    def save_some(*arguments: object) -> HostCopy:
+        if len(saved) == num_saved:
+            monkeypatch.setattr(HostCopy, "of", save)
+            raise MemoryError
+        saved.append(save(*arguments))
+        return saved[-1]
+
+    engine.add(make_task("a" * 100, request_id="moved", n=2))
+    engine.add(make_task("b" * 100, request_id="stays"))
+    while engine.load_report().num_running < 3:
+        engine.step()
+    engine.add(make_task("c", request_id="instead", n=2, priority=1))
+    engine.add(make_task("d", request_id="waits", max_new=3, priority=-1))
+    monkeypatch.setattr(scheduler, "plan", plan_without_samples)
+    monkeypatch.setattr(HostCopy, "of", save_some)
+    answers = run_to_end(engine)
+    told = {name: end.reason for name, end in answers.ends.items() if isinstance(end, Internal)}
+    assert told == dict.fromkeys(("moved", "stays", "instead"), "out_of_memory")
+    assert (answers.text["waits"], len(saved)) == ("efg", num_saved)
+    assert engine.load_report().preempted_bytes == 0
+    scheduler.check()
 
 
 def test_the_higher_priority_is_answered_first(make_engine, make_task):

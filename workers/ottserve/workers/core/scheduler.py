@@ -142,6 +142,12 @@ class Scheduler:
         return sum(sequence.saved.num_bytes for sequence in self._waiting if sequence.saved is not None)
 
     @property
+    def unsaved(self) -> tuple[str, ...]:
+        """Preempted requests that are not in host memory: their moves are still to be carried out, or have failed."""
+        unsaved = (each for each in self._waiting if each.saved is not None and each.saved.tensors is None)
+        return tuple(dict.fromkeys(sequence.request_id for sequence in unsaved))
+
+    @property
     def can_plan_ahead(self) -> bool:
         """Whether nobody needs the tokens of the step that has begun, before the next one is planned."""
         return not any(sequence.num_unknown and sequence.needs_tokens for sequence in self._running.values())

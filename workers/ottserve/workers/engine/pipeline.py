@@ -107,7 +107,7 @@ class Pipeline:
         except Exception as error:
             log.exception("launch_failed", num_sequences=len(plan.parts), num_tokens=plan.num_tokens)
             self._begun = None
-            return self._fail(requests, error)
+            return self._fail(requests, error) + self._fail_unsaved(error)
         return []
 
     def _move(self) -> None:
@@ -159,6 +159,14 @@ class Pipeline:
         """End all that a step was for."""
         ended = [name for name, request in requests.items() if self._requests.live.get(name) is request]
         return [self._requests.fail(name, fault_of(error)) for name in ended]
+
+    def _fail_unsaved(self, error: Exception) -> list[Event]:
+        """End those that were to move to the host before the step and did not, since a move failed.
+
+        The step was not for them, but what they had stored is others' to overwrite now. They would come back with
+        nothing to restore, and fail all others of the step in which they did.
+        """
+        return [self._requests.fail(name, fault_of(error)) for name in self._scheduler.unsaved]
 
     def _is_live(self, step: _Step, request_id: str) -> bool:
         return self._requests.live.get(request_id) is step.requests[request_id]
