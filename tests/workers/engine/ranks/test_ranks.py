@@ -14,6 +14,7 @@ from tests.workers.engine.ranks.two_ranks import Follow, TwoRanks
 from tests.workers.models.families import Answer, answers
 
 from ottserve.workers.api import GenerationTask, Internal, SamplingParams, StopParams, TextChunk
+from ottserve.workers.core.moves import SaveSequence, TakeSnapshot
 from ottserve.workers.engine.engine import Engine
 from ottserve.workers.engine.loading import load_engine
 from ottserve.workers.engine.ranks import follower
@@ -106,6 +107,28 @@ def test_moves_are_made_on_all_ranks(two_ranks: TwoRanks, settings_of: SettingsO
     one, two = (engine.counters for engine in engines)
     assert one.num_preemptions == two.num_preemptions > 0
     assert one.num_prompt_tokens_cached == two.num_prompt_tokens_cached > 0
+
+
+def test_what_is_preempted_is_counted_on_all_ranks(two_ranks: TwoRanks, settings_of: SettingsOf) -> None:
+    """Once for each rank, whether or not a snapshot that they have to agree on is taken beside it."""
+
+    def preempted_bytes(engine: Engine, num_steps: int) -> int:
+        """Of a prompt of two steps; at the end of the second its snapshot is taken."""
+        engine.add(task("a", 75))
+        for _ in range(num_steps):
+            engine._computer.move(engine._scheduler.take_moves())
+            plan = engine._scheduler.plan()
+            engine._scheduler.commit(engine._scheduler.begin(plan), [1] * len(plan.sampling))
+        [running] = engine._scheduler._running.values()
+        engine._scheduler.preempt(running)
+        moves = engine._scheduler.take_moves()
+        assert [type(move) for move in moves] == [TakeSnapshot, SaveSequence][2 - num_steps :]
+        engine._computer.move(moves)
+        return engine._scheduler.preempted_bytes
+
+    for num_steps in (1, 2):
+        two = preempted_bytes(two_ranks.engine(settings_of(2, **EIGHT_BITS)), num_steps)
+        assert two == preempted_bytes(alone(settings_of(1, **EIGHT_BITS)), num_steps) > 0
 
 
 def test_a_rank_that_is_killed_is_noticed(two_ranks: TwoRanks, settings_of: SettingsOf) -> None:

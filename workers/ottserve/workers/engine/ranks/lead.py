@@ -14,7 +14,7 @@ from ottserve.workers.core.moves import Move
 from ottserve.workers.engine.capacity import Capacity
 from ottserve.workers.engine.graphs import GraphSizes
 from ottserve.workers.engine.ranks.crew import Crew, RankLost
-from ottserve.workers.engine.ranks.moves import Names, settle, taken
+from ottserve.workers.engine.ranks.moves import Names, count_all_ranks, settle, taken
 from ottserve.workers.engine.ranks.steps import Outline, broadcast, outline
 from ottserve.workers.engine.runner import Runner
 from ottserve.workers.engine.unread import UnreadRunner
@@ -99,6 +99,7 @@ class LeadRunner(Runner):
             return
         with self._together(self._names.encode(todo)):
             carry_out(self._store, todo)
+            count_all_ranks(todo, self._crew.share.num_ranks)
             if taken(todo):
                 settle(todo, self._crew.hear())
 

@@ -89,9 +89,13 @@ def settle(moves: Iterable[Move], found: Sequence[Sequence[Taken]]) -> None:
     for snapshot, *others in zip(snapshots, *found, strict=True):
         snapshot.num_certain_pages = min(snapshot.num_certain_pages, *(each.num_certain_pages for each in others))
         snapshot.num_bytes += sum(each.num_bytes for each in others)
+
+
+def count_all_ranks(moves: Iterable[Move], num_ranks: int) -> None:
+    """Have the bytes of what rank 0 saved be those of all ranks. They need not tell: each saves as many."""
     for move in moves:
         if isinstance(move, SaveSequence):
-            move.saved.num_bytes *= 1 + len(found)
+            move.saved.num_bytes *= num_ranks
 
 
 class _Pickler(pickle.Pickler):
