@@ -7,8 +7,9 @@ accepted here is what it translates into a grammar whose every text the schema a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
@@ -48,7 +49,7 @@ def refuse_inexact(text: str) -> None:
     try:
         schema = json.loads(text)
         Draft202012Validator.check_schema(schema)
-        _check(schema, "", 0)
+        _check(dict(_places(schema)))
     except ValueError as error:
         raise invalid(FIELD, text, "a JSON document") from error
     except SchemaError as error:
@@ -57,14 +58,11 @@ def refuse_inexact(text: str) -> None:
         raise _refusal("", f"at most {MAX_DEPTH} schemas within each other") from error
 
 
-def _check(schema: Schema, path: str, depth: int) -> None:
-    if depth > MAX_DEPTH:
-        raise _refusal(path, f"at most {MAX_DEPTH} schemas within each other")
-    if not isinstance(schema, dict):
-        return
-    _check_keywords(schema, path)
-    for place, part in _parts(schema):
-        _check(part, f"{path}/{place}", depth + 1)
+def _check(places: Mapping[str, Schema]) -> None:
+    for path, schema in places.items():
+        if isinstance(schema, dict):
+            _check_keywords(schema, path)
+            _check_references(schema, path, places)
 
 
 def _check_keywords(schema: dict[str, Any], path: str) -> None:
@@ -101,11 +99,33 @@ def _check_typed(schema: dict[str, Any], path: str) -> None:
         raise _refusal(path, "one of pattern, format and lengths")
 
 
+def _check_references(schema: dict[str, Any], path: str, places: Mapping[str, Schema]) -> None:
+    """Refs must lead to one of `places`: for one that leads out of the schema the compiler lets any JSON through, and
+    annotations, where it follows one too, are not looked at."""
+    ref = schema.get("$ref", "#")
+    if ref[:1] != "#" or unquote(ref[1:]) not in places:
+        limit = "a $ref that is # or points to a schema that is looked at, such as #/$defs/name"
+        raise invalid(FIELD, f"{ref} at {path or '/'}", limit)
+    # Such an $id begins a document of its own, but the compiler reads all pointers from the root.
+    if path and "$id" in schema and any("$ref" in part for _, part in _places(schema) if isinstance(part, dict)):
+        raise _refusal(path, "no $ref within a part that has an $id")
+
+
+def _places(schema: Schema, path: str = "", depth: int = 0) -> Iterator[tuple[str, Schema]]:
+    """A schema and all within it, each with its JSON pointer."""
+    if depth > MAX_DEPTH:
+        raise _refusal(path, f"at most {MAX_DEPTH} schemas within each other")
+    yield path, schema
+    if isinstance(schema, dict):
+        for place, part in _parts(schema):
+            yield from _places(part, f"{path}/{place}", depth + 1)
+
+
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Schema]]:
-    """The schemas right below one, each with its place."""
+    """The schemas right below one, each with its place, written as in a JSON pointer."""
     for keyword in ("properties", "$defs", "definitions"):
         for name, part in schema.get(keyword, {}).items():
-            yield f"{keyword}/{name}", part
+            yield f"{keyword}/{name.replace('~', '~0').replace('/', '~1')}", part
     for keyword in ("prefixItems", "anyOf", "allOf"):
         for i, part in enumerate(schema.get(keyword, ())):
             yield f"{keyword}/{i}", part
