@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+import threading
 import time
 from dataclasses import replace
 
@@ -23,7 +26,7 @@ from ottserve.workers.api import (
     Regex,
     TextChunk,
 )
-from ottserve.workers.engine import forms, structured
+from ottserve.workers.engine import compute, forms, structured
 from ottserve.workers.engine.structured import FormCompiler, FormFollower
 from ottserve.workers.models.toy import SIGNS, toy_tokenizer
 
@@ -60,7 +63,7 @@ def walk(follower, pick, max_tokens=400):
     """The text of one way through a form, None if it has no end within `max_tokens`."""
     text = ""
     for _ in range(max_tokens):
-        allowed = bits_of(follower.permitted())
+        allowed = bits_of(follower.permitted(math.inf))
         assert set(allowed) <= set(range(EOS + 1)), "no special token and none beyond the tokenizer"
         token_id = pick(allowed)
         if token_id == EOS:
@@ -159,7 +162,7 @@ def test_what_cannot_be_held_to_is_refused_by_name(compiler, form, field, limit)
 @pytest.mark.parametrize("form", [Regex("[^ -~]"), Grammar("root ::= root"), Choice(("é",))])
 def test_a_form_that_the_vocabulary_cannot_write_is_refused(compiler, form):
     with pytest.raises(InvalidField, match="vocabulary"):
-        compiled(compiler, form).permitted()
+        compiled(compiler, form).permitted(math.inf)
 
 
 def test_nested_quantifiers_are_followed_or_given_up_never_let_go(compiler):
@@ -169,9 +172,39 @@ def test_nested_quantifiers_are_followed_or_given_up_never_let_go(compiler):
     a = CHARACTERS.index("a")
     with pytest.raises(InvalidField, match="pace"):
         for _ in range(10_000):
-            assert set(bits_of(follower.permitted())) <= {a, EOS}
+            assert set(bits_of(follower.permitted(math.inf))) <= {a, EOS}
             follower.advance(a)
     assert time.monotonic() - began < 20
+
+
+@pytest.fixture
+def stalled(monkeypatch):
+    """Once set, following any form stalls until the end of the test."""
+    stalled, over, permit = threading.Event(), threading.Event(), FormFollower._permit
+
+    def stall(self):
+        if stalled.is_set():
+            over.wait()
+        return permit(self)
+
+    monkeypatch.setattr(FormFollower, "_permit", stall)
+    yield stalled
+    over.set()
+
+
+def test_no_number_of_quick_tokens_pays_for_a_long_wait(compiler, stalled, monkeypatch):
+    monkeypatch.setattr(structured, "WAIT_PER_TOKEN_S", 2.0)
+    follower = compiled(compiler, Regex("a*"))
+    for _ in range(3):
+        follower.permitted(math.inf)
+        follower.advance(CHARACTERS.index("a"))
+    follower.permitted(math.inf)
+    stalled.set()
+    follower.advance(CHARACTERS.index("a"))
+    began = time.monotonic()
+    with pytest.raises(InvalidField, match="pace"):
+        follower.permitted(math.inf)
+    assert time.monotonic() - began < 1.5
 
 
 @pytest.fixture
@@ -248,6 +281,49 @@ def test_forms_that_broke_others_end_in_time_and_disturb_nobody(make_engine, ask
     assert set(texts.get("nested", "")) <= set("abc")
     assert isinstance(ends["bare"], InvalidField) or texts["bare"].lstrip().startswith("{")
     assert texts["fine"] == "bcdefghijklmnopqrstu"
+
+
+def test_however_many_answers_are_slow_to_follow_a_step_waits_once(make_engine, ask, make_task, stalled):
+    engine, text, ends, slow = make_engine(max_running=9), {}, {}, "rstuvw"
+    for name in slow:
+        engine.add(ask(Regex("[a-z]{40}"), request_id=name, n=2 if name == "r" else 1))
+
+    def step():
+        for request_id, event in engine.step():
+            if isinstance(event, TextChunk):
+                text[request_id] = text.get(request_id, "") + event.text
+            if not isinstance(event, TextChunk) or event.finish:
+                ends[request_id] = event
+
+    while len(text) < len(slow):
+        step()
+    engine.add(make_task("a", request_id="fine", max_new=3))
+    stalled.set()
+    began = time.monotonic()
+    while engine.has_work:
+        step()
+    assert time.monotonic() - began < 2, "six waits would be more"
+    assert all("pace" in str(ends[name]) for name in slow)
+    assert text["fine"] == "bcd"
+
+
+def test_a_request_that_has_failed_is_not_waited_for(make_engine, ask, run_to_end, stalled, monkeypatch):
+    """The form of the first sample fails at once, while that of the second stalls."""
+    stall, calls = FormFollower._permit, itertools.count()
+
+    def fail_first(self):
+        if next(calls) == 0:
+            raise RuntimeError("a planted fault")
+        return stall(self)
+
+    monkeypatch.setattr(FormFollower, "_permit", fail_first)
+    for waiting in (structured, compute):
+        monkeypatch.setattr(waiting, "MAX_WAIT_S", 30.0)
+    stalled.set()
+    began = time.monotonic()
+    answers = run_to_end(make_engine(), ask(Choice(("b",)), n=2))
+    assert time.monotonic() - began < 20
+    assert isinstance(answers.ends["r"], Internal)
 
 
 def test_a_form_that_takes_too_long_to_compile_is_refused_while_others_run(

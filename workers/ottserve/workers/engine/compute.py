@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ottserve.workers.api import Internal, OttserveError
 from ottserve.workers.core.moves import Move
-from ottserve.workers.core.plan import StepPlan
+from ottserve.workers.core.plan import SampleKey, StepPlan
 from ottserve.workers.engine.dgap.correction import Correction
 from ottserve.workers.engine.inputs import StepInputs
 from ottserve.workers.engine.live import LiveRequest
@@ -20,6 +21,7 @@ from ottserve.workers.engine.prompts import Piece, read_prompts
 from ottserve.workers.engine.readout import Fetched, OnTheWay, Readout
 from ottserve.workers.engine.runner import Runner
 from ottserve.workers.engine.sampler import Sampled, SampledRow, SampledToken, Sampler
+from ottserve.workers.engine.structured import MAX_WAIT_S
 from ottserve.workers.engine.watcher import Watcher
 from ottserve.workers.kv.store import KVStore
 
@@ -107,7 +109,7 @@ class Computer:
             live: the requests of the plan, by id.
             before: the step that has not landed yet, where the plan has tokens of it by their places.
         """
-        forms = [_permitted(live[key.request_id], key.index) for key in plan.sampling]
+        forms = _permitted(plan.sampling, live)
         rows = [
             live[key.request_id].row(key.index, form if isinstance(form, Tensor) else None)
             for key, form in zip(plan.sampling, forms, strict=True)
@@ -189,9 +191,19 @@ def fault_of(error: Exception) -> Internal:
     return Internal(FAULT, "step_failed")
 
 
-def _permitted(live: LiveRequest, index: int) -> Tensor | OttserveError | None:
-    """What the form permits. A form that can't be followed costs its own request alone."""
-    try:
-        return live.permitted(index)
-    except OttserveError as error:
-        return error
+def _permitted(keys: Iterable[SampleKey], live: Mapping[str, LiveRequest]) -> list[Tensor | OttserveError | None]:
+    """What the forms permit, for each of a step's samples. A form that can't be followed costs its own request alone;
+    however many there are, the step waits `MAX_WAIT_S` at most."""
+    deadline = time.monotonic() + MAX_WAIT_S
+    failed: dict[str, OttserveError] = {}
+
+    def permitted(key: SampleKey) -> Tensor | OttserveError | None:
+        if key.request_id in failed:
+            return failed[key.request_id]
+        try:
+            return live[key.request_id].permitted(key.index, deadline)
+        except OttserveError as error:
+            failed[key.request_id] = error
+            return error
+
+    return [permitted(key) for key in keys]

@@ -51,9 +51,9 @@ class LiveRequest:
         """The sequence that computes a sample."""
         return self._first.sample(index)
 
-    def permitted(self, index: int) -> Tensor | None:
-        """What a sample's form permits next, None where it has no form. Raises as `FormFollower.permitted`."""
-        return None if self._followers is None else self._followers[index].permitted()
+    def permitted(self, index: int, deadline: float) -> Tensor | None:
+        """What a sample's form permits next, None where it has none. Waits and raises as `FormFollower.permitted`."""
+        return None if self._followers is None else self._followers[index].permitted(deadline)
 
     def row(self, index: int, permitted: Tensor | None) -> SampledRow:
         """How a sample chooses its next token.

@@ -24,7 +24,7 @@ from ottserve.workers.engine.json_schema import refuse_inexact
 log = structlog.get_logger(__name__)
 
 COMPILE_LIMIT_S = 5.0
-WAIT_AT_FIRST_S = 0.5
+MAX_WAIT_S = 0.5  # of a step for all its forms together; also what a follower has to spend at most
 WAIT_PER_TOKEN_S = 0.005
 CACHE_BYTES = 64 << 20
 NUM_THREADS = 2
@@ -126,8 +126,9 @@ class Compilation:
 class FormFollower:
     """One answer on its way along its form.
 
-    What may come next is worked out while the engine computes. Waiting for it is paid from a small allowance, so that a
-    form that is slow to follow, such as one of nested quantifiers, can't hold up the other requests of a step.
+    What may come next is worked out while the engine computes. Waiting for it is paid from a small allowance, which
+    each token refills a little, and ends with the step's own. So a form that is slow to follow, such as one of nested
+    quantifiers, can't hold up the other requests of a step.
     """
 
     def __init__(
@@ -137,11 +138,14 @@ class FormFollower:
         self._matcher = xgrammar.GrammarMatcher(compiled)
         self._vocab_size = vocab_size
         self._executor = executor
-        self._allowance_s = WAIT_AT_FIRST_S
+        self._allowance_s = MAX_WAIT_S
         self._next = executor.submit(self._permit)
 
-    def permitted(self) -> Tensor:
+    def permitted(self, deadline: float) -> Tensor:
         """What may come next, int32 `[⌈V / 32⌉]` on the host: a bit for each token, at least one of them set.
+
+        Args:
+            deadline: by `time.monotonic`, until when the step waits for its forms.
 
         Raises:
             InvalidField: nothing in the vocabulary may, or it took too long to find out.
@@ -149,7 +153,7 @@ class FormFollower:
         """
         began = time.monotonic()
         try:
-            bits = self._next.result(self._allowance_s)
+            bits = self._next.result(min(self._allowance_s, deadline - began))
         except TimeoutError as error:
             raise invalid(
                 self._field, "a slower one", "a form that can be followed at the pace of generation"
@@ -157,7 +161,7 @@ class FormFollower:
         except Exception as error:
             log.exception("form_not_followed", field=self._field)
             raise Internal("the form of the answer could not be followed", "form_failed") from error
-        self._allowance_s += WAIT_PER_TOKEN_S - (time.monotonic() - began)
+        self._allowance_s = min(MAX_WAIT_S, self._allowance_s + WAIT_PER_TOKEN_S - (time.monotonic() - began))
         if not bool(bits.any()):
             raise invalid(self._field, "one with a dead end", "a form that the model's vocabulary can write")
         return bits
