@@ -149,12 +149,14 @@ class FormFollower:
 
         Raises:
             InvalidField: nothing in the vocabulary may, or it took too long to find out.
-            Internal: following the form failed, which is our fault.
+            Internal: following the form failed, or others' took the threads for too long, which is our fault.
         """
         began = time.monotonic()
         try:
             bits = self._next.result(min(self._allowance_s, deadline - began))
         except TimeoutError as error:
+            if self._next.cancel():  # not begun: it is not this form that is slow
+                raise Internal("the forms of other requests left this one no time", "form_failed") from error
             raise invalid(
                 self._field, "a slower one", "a form that can be followed at the pace of generation"
             ) from error
