@@ -47,8 +47,8 @@ lint: $(STAMP) ## Style, imports between the parts, and the wire contract.
 types: $(STAMP) ## Types.
 	$(BIN)/mypy
 
-unit: $(STAMP) ## All tests that need no GPU; some by ARGS="tests/client -k retry", in one process by ARGS="-n 0".
-	$(BIN)/pytest -m "not gpu" -n 2 --no-loadscope-reorder $(ARGS)
+unit: $(STAMP) ## All tests that need no GPU; some by ARGS="tests/client -k retry".
+	$(BIN)/pytest -m "not gpu" $(ARGS)
 
 test-gpu: $(STAMP) ## Tests that need an NVIDIA GPU.
 	$(BIN)/pytest -m gpu $(ARGS)
